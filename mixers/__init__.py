@@ -1,0 +1,52 @@
+"""A mixer moves information along the sequence: the part of a model that this package exists to measure.
+
+A mixer is a plain `nn.Module` written as if there were one model; the harness stacks it. It owns its
+initialisation. Besides the parallel `forward` it has a recurrent form, `init_state` and `step`, from which the size
+of its state is measured rather than claimed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mixassay.registry import Registry
+
+State = Any
+"""What `step` carries: a tensor, or any nesting of tuples, lists and dicts of tensors. Batch is the first axis."""
+
+
+class Mixer(nn.Module):
+    """Base of all mixers: `__init__(self, d_model: int, *, ...)`, keywords = YAML keys, each annotated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D], causal."""
+        raise NotImplementedError
+
+    def init_state(self, batch: int) -> State:
+        """The state before the first token, on the parameters' device and in their dtype."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token: x [B, D] and the state -> (y [B, D], new state)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def state_bytes(self, T: int) -> int:
+        """Bytes kept per sequence after T tokens, counted on the live state of one sequence."""
+        p = next(self.parameters())
+        state = self.init_state(1)
+        for _ in range(T):
+            _, state = self.step(p.new_zeros(1, self.d_model), state)
+        return nbytes(state)
+
+    d_model: int
+
+
+def nbytes(state: State) -> int:
+    """Bytes of all tensors in a state. A view counts as what it shows, not as the storage behind it."""
+    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(state) if isinstance(t, Tensor))
+
+
+mixer: Registry[type[Mixer]] = Registry("mixer", "mixassay.mixers")

@@ -1,0 +1,78 @@
+"""Names to objects, one registry per kind of thing (`task`, `mixer`).
+
+A built-in is found by its file name and imported only when asked for: `mixers/mamba2.py` is `name: mamba2`, so
+a missing dependency breaks one mixer, not the package. A plug-in registers itself when its module is imported
+(`plugins:` in the YAML, or an entry point). There is no list to keep.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from mixassay.errors import UserError
+
+T = TypeVar("T", bound=type)
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """`Did you mean "x"?` with a leading space, or the known names when nothing is near."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f' Did you mean "{near[0]}"?' if near else f" Known: {', '.join(sorted(known))}."
+
+
+class Registry(Generic[T]):
+    """`@mixer("name")` registers a class; `mixer["name"]` finds it; `mixer.names()` lists all."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+        self._found: dict[str, T] = {}
+
+    def __call__(self, name: str) -> Callable[[T], T]:
+        def register(cls: T) -> T:
+            taken = self._found.get(name)
+            same = taken is not None and (taken.__module__, taken.__qualname__) == (cls.__module__, cls.__qualname__)
+            if (taken is not None and not same) or (name in self._files() and cls.__module__ != self._module(name)):
+                raise UserError(f'{self.kind} "{name}" is taken; choose another name for {cls.__module__}.{cls.__name__}')
+            self._found[name] = cls
+            return cls
+
+        return register
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._found and name in self._files():
+            importlib.import_module(self._module(name))
+        if name not in self._found:
+            raise UserError(f'unknown {self.kind} "{name}".{suggest(name, self.names())}')
+        return self._found[name]
+
+    def names(self) -> list[str]:
+        """Every name that can be asked for: files of the package and registered plug-ins. Imports nothing new."""
+        return sorted(self._files() | set(self._found))
+
+    def _files(self) -> set[str]:
+        path = importlib.import_module(self.package).__path__
+        return {m.name for m in pkgutil.iter_modules(path) if not m.ispkg and not m.name.startswith("_")}
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{name}"
+
+
+def arguments(cls: type, given: tuple[str, ...] = ()) -> type[BaseModel]:
+    """The strict pydantic model of a class's keyword arguments: its signature is its schema.
+
+    `given` names the arguments that the harness supplies (for a mixer `d_model`), which YAML may not set.
+    """
+    hints = get_type_hints(cls.__init__)
+    fields: dict[str, Any] = {}
+    for p in list(inspect.signature(cls).parameters.values()):
+        if p.name in given:
+            continue
+        if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.name not in hints:
+            raise UserError(f"{cls.__module__}.{cls.__name__}: argument {p.name} must be named and annotated")
+        fields[p.name] = (hints[p.name], ... if p.default is p.empty else p.default)
+    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True, frozen=True), **fields)
