@@ -1,0 +1,44 @@
+"""A stack's state on disk: exact, atomic, and only ever the newest.
+
+`state.json` names the tensor file that belongs to it and is replaced in one rename, so a reader sees either the old
+pair or the new one, whenever the writer dies.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def save(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """`state` is JSON data (floats survive exactly); tensors are written as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{state['step']}.safetensors"
+    partial = folder / (name + ".partial")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
+    os.replace(partial, folder / name)
+    partial = folder / "state.json.partial"
+    with open(partial, "w") as file:
+        json.dump(state | {"tensors": name}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / "state.json")
+    for old in folder.glob("step-*"):
+        if old.name != name:
+            old.unlink()
+
+
+def load(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The newest state and its tensors (on the CPU), or None where there is none."""
+    if not (folder / "state.json").exists():
+        return None
+    state = json.loads((folder / "state.json").read_text())
+    return state, load_file(folder / state["tensors"])
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

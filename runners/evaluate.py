@@ -1,0 +1,82 @@
+"""Scores a stack on validation or test rows, cell by cell.
+
+All runs face the same questions: these rows depend on (task, split) alone, never on a seed. A prediction is the
+argmax over the whole vocabulary at a scored position; accuracy and loss are means over the scored positions of a
+cell, and a run's number is the mean over cells.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mixassay.runners.stack import Stack
+from mixassay.runners.stream import make
+from mixassay.spec import TaskSpec
+from mixassay.sweep import cell_label, task_cells
+from mixassay.tasks import IGNORE, Rows, Split, Task
+
+LOGITS_AT_ONCE = 2**24
+"""Logits held at a time in an evaluation, over all models: 64 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The rows of one evaluation cell and the values that tell it from the other cells."""
+
+    label: dict[str, Any]
+    task: Task
+    rows: Rows
+
+
+def questions(spec: TaskSpec, split: Split, device: str) -> list[Questions]:
+    """The evaluation rows of a task, the same for every run."""
+    n = spec.valid_examples if split == "valid" else spec.test_examples
+    index = torch.arange(n, device=device)
+    found = []
+    for (args, _, _), label in zip(task_cells(spec, "eval"), cell_label(spec), strict=True):
+        asked = make(spec.name, args)
+        found.append(Questions(label, asked, asked.rows(index, seed=0, split=split)))
+    return found
+
+
+def evaluate(stack: Stack, asked: list[Questions], split: Split, rows: list[int]) -> list[list[dict[str, Any]]]:
+    """For each of the models `rows` a list with one entry per cell: split, cell, rows, scored, accuracy, loss."""
+    results: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for cell in asked if rows else []:
+        hits, loss, scored = score(stack, cell.rows, cell.task.vocab_size, rows)
+        for i, result in enumerate(results):
+            result.append(
+                {
+                    "split": split,
+                    "cell": cell.label,
+                    "rows": cell.rows.tokens.shape[0],
+                    "scored": scored,
+                    "accuracy": hits[i] / scored,
+                    "loss": loss[i] / scored,
+                }
+            )
+    return results
+
+
+def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[list[float], list[float], int]:
+    """Right answers and summed loss of each model, and the number of scored positions."""
+    (N, Q), M = asked.labels.shape, len(rows)
+    batch = max(1, LOGITS_AT_ONCE // (M * max(Q * vocab_size, asked.tokens.shape[1] * 64)))
+    hits = stack.params.new_zeros(M, dtype=torch.int64)
+    loss = stack.params.new_zeros(M, dtype=torch.float64)
+    for start in range(0, N, batch):
+        part = slice(start, start + batch)
+        labels = asked.labels[part].expand(M, -1, -1)
+        logits = stack.logits(asked.tokens[part], asked.positions[part], rows)  # [M, B, Q, V]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        hits += (logits.argmax(-1) == labels).flatten(1).sum(1)
+        each = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), ignore_index=IGNORE, reduction="none")
+        loss += each.view(M, -1).double().sum(1)
+    return hits.tolist(), loss.tolist(), int((asked.labels != IGNORE).sum())
+
+
+def means(cells: list[dict[str, Any]], split: Split) -> dict[str, float]:
+    """`split/accuracy` and `split/loss`, averaged over the cells."""
+    return {f"{split}/{name}": sum(c[name] for c in cells) / len(cells) for name in ("accuracy", "loss")}

@@ -1,0 +1,64 @@
+"""AdamW (Loshchilov & Hutter 2019) for a stack: one pass over a flat [M, P] buffer, every row its own model.
+
+    m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p = p (1 - lr wd) - lr m^ / (sqrt(v^) + eps)
+
+with lr, wd, clipping and an `active` flag per row. A row that is not active, or whose gradient is not finite, keeps
+its parameters bit for bit, and no other row sees it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+
+
+@dataclass
+class AdamW:
+    """`lr`, `weight_decay`: [M]. `decay_mask`: [P], 1 where a parameter is decayed. `step` counts updates made."""
+
+    lr: Tensor
+    weight_decay: Tensor
+    decay_mask: Tensor
+    betas: tuple[float, float]
+    clip: float | None
+    mean: Tensor  # [M, P], first moment
+    square: Tensor  # [M, P], second moment
+    step: int = 0
+
+    @torch.no_grad()
+    def update(self, params: Tensor, grads: Tensor, scale: float, active: Tensor) -> Tensor:
+        """Move `params` [M, P] in place by `grads` at `scale` times each row's lr; returns which rows [M] are finite."""
+        norm = torch.linalg.vector_norm(grads, dim=1)  # [M]
+        finite = torch.isfinite(norm)
+        go = active & finite
+        factor = go.to(grads.dtype)
+        if self.clip is not None:
+            factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        # where() and not a product: 0 * inf is nan
+        grads = torch.where(go[:, None], grads, 0.0) * torch.where(go, factor, 0.0)[:, None]
+        b1, b2 = self.betas
+        self.step += 1
+        self.mean.lerp_(grads, 1 - b1)
+        self.square.mul_(b2).addcmul_(grads, grads, value=1 - b2)
+        lr = torch.where(go, self.lr * scale, 0.0)[:, None]
+        denominator = (self.square.sqrt() / math.sqrt(1 - b2**self.step)).add_(EPS)
+        params.sub_(params * (lr * self.weight_decay[:, None] * self.decay_mask))
+        params.sub_(lr / (1 - b1**self.step) * self.mean / denominator)
+        return finite
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all rows but these."""
+        self.lr, self.weight_decay = self.lr[rows], self.weight_decay[rows]
+        self.mean, self.square = self.mean[rows], self.square[rows]
+
+
+def schedule(kind: str, step: int, steps: int, warmup: float) -> float:
+    """Share of the peak learning rate at update `step` (0-based) of `steps`; linear warm-up over a share of them."""
+    ramp = math.floor(warmup * steps)
+    if step < ramp:
+        return (step + 1) / ramp
+    done = (step - ramp) / max(1, steps - ramp)
+    return {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[kind]

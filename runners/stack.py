@@ -1,0 +1,127 @@
+"""M models of one shape, trained as one: parameters in a flat [M, P] buffer, a loss and a gradient per model.
+
+A mixer is written as if there were one model. Here its module runs M times: side by side through `torch.func.vmap`
+over a leading model dimension (`vmap`), or one after another on views of the buffer (`loop`), whichever suits the
+device. No model reads another's rows, so its numbers are those that it would have alone, up to rounding.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from mixassay.model import Model, labelled_loss
+from mixassay.tasks import IGNORE
+
+Mode = Literal["vmap", "loop"]
+
+
+class Stack:
+    """Holds M equal-shaped models on one device. `params` [M, P] is the storage of all their parameters."""
+
+    def __init__(self, models: Sequence[Model], *, mode: Mode, autocast: torch.dtype | None = None) -> None:
+        first = models[0]
+        self.mode, self.autocast = mode, autocast
+        self.names = [name for name, _ in first.named_parameters()]
+        self.shapes = [p.shape for p in first.parameters()]
+        self.sizes = [p.numel() for p in first.parameters()]
+        self.params = torch.stack([torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models])
+        self.buffers = {
+            name: torch.stack([m.get_buffer(name).detach() for m in models]) for name, _ in first.named_buffers()
+        }
+        self.models = list(models) if mode == "loop" else [first]
+        self._bind()
+
+    def __len__(self) -> int:
+        return self.params.shape[0]
+
+    def decay_mask(self, which: str) -> Tensor:
+        """[P]: 1 where weight decay applies. `matrices` spares vectors and parameters marked `no_weight_decay`."""
+        marks = []
+        for p, size in zip(self.models[0].parameters(), self.sizes, strict=True):
+            decayed = which == "all" or (p.ndim >= 2 and not getattr(p, "no_weight_decay", False))
+            marks.append(self.params.new_full((size,), float(decayed)))
+        return torch.cat(marks)
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all models but these."""
+        self.params = self.params[rows].clone()
+        self.buffers = {name: b[rows] for name, b in self.buffers.items()}
+        if self.mode == "loop":
+            self.models = [self.models[i] for i in rows]
+        self._bind()
+
+    def weights_digest(self, row: int) -> str:
+        data = self.params[row].cpu().contiguous().view(torch.uint8).numpy()
+        return "sha256:" + hashlib.sha256(data.tobytes()).hexdigest()
+
+    def loss_and_grad(
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], gradients [M, P]."""
+        if self.mode == "vmap":
+            return self._side_by_side(tokens, positions, labels, keep)
+        losses, grads = [], []
+        for i, model in enumerate(self.models):
+            with self._cast():
+                logits = model(tokens[i], positions[i], None if keep is None else keep[i])
+                loss = labelled_loss(logits, labels[i], IGNORE)
+            losses.append(loss.detach())
+            grads.append(gradients(loss, list(model.parameters()), start=0))
+        return torch.stack(losses), torch.stack(grads)
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, positions: Tensor, rows: list[int] | None = None) -> Tensor:
+        """The same questions to every model (or those in `rows`): tokens [B, T], positions [B, Q] -> [M, B, Q, V]."""
+        rows = list(range(len(self))) if rows is None else rows
+        with self._cast():
+            if self.mode == "loop":
+                return torch.stack([self.models[i](tokens, positions) for i in rows])
+            forward = vmap(lambda p, b: functional_call(self.models[0], (p, b), (tokens, positions)))
+            params = self._named([view[rows] for view in self._views()])
+            return forward(params, {name: b[rows] for name, b in self.buffers.items()})
+
+    def _side_by_side(
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        def loss(
+            p: dict[str, Tensor], b: dict[str, Tensor], t: Tensor, q: Tensor, y: Tensor, k: Tensor | None
+        ) -> Tensor:
+            return labelled_loss(functional_call(self.models[0], (p, b), (t, q, k)), y, IGNORE)
+
+        leaves = [view.requires_grad_() for view in self._views()]
+        in_dims = (0, 0, 0, 0, 0, None if keep is None else 0)
+        with self._cast():
+            losses = vmap(loss, in_dims)(self._named(leaves), self.buffers, tokens, positions, labels, keep)
+        return losses.detach(), gradients(losses.sum(), leaves, start=1)
+
+    def _views(self) -> list[Tensor]:
+        """Every parameter of all models, [M, *shape], detached."""
+        parts = self.params.detach().split(self.sizes, dim=1)
+        return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _named(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.names, tensors, strict=True))
+
+    def _bind(self) -> None:
+        """In a loop every model's parameters are views of its row, so that one update of the buffer moves them all."""
+        if self.mode == "loop":
+            for model, row in zip(self.models, self.params, strict=True):
+                for p, part in zip(model.parameters(), row.split(self.sizes), strict=True):
+                    p.data = part.view(p.shape)
+
+    def _cast(self) -> contextlib.AbstractContextManager[object]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.params.device.type, dtype=self.autocast)
+
+
+def gradients(loss: Tensor, leaves: list[Tensor], start: int) -> Tensor:
+    """All gradients, flattened from axis `start` and side by side in the order of the leaves; 0 where unused."""
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    full = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves, strict=True)]
+    return torch.cat([g.reshape(*g.shape[:start], -1) for g in full], dim=start)

@@ -1,0 +1,109 @@
+"""Which rows are trained on at which step: a pure function of (task, training settings, seed).
+
+A batch holds rows of one cell of the mixture, so that it has one shape. The order of the cells over the steps is a
+property of the configuration, the same for all seeds: members of a stack must agree on the shape of a step. What
+a seed moves is the rows themselves (unless `data_seed` fixes them) and the order of the rows within their cell.
+
+    fixed set   every epoch visits each row once, in an order of its own; a remainder smaller than a batch waits
+                for the next epoch's order. With explicit weights the cells are drawn by weight instead, and each
+                cell goes through its own epochs.
+    endless     cells are drawn by weight, and no row is ever seen twice
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixassay import draws
+from mixassay.errors import UserError
+from mixassay.spec import TaskSpec, TrainSpec
+from mixassay.sweep import task_cells
+from mixassay.tasks import Rows, Task, task
+
+ORDER = draws.stream("order")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the mixture: its task, its number of rows (None: endless), and its share of the batches."""
+
+    task: Task
+    examples: int | None
+    weight: float | None
+
+
+class Stream:
+    """`steps` batches of `batch_size` rows for each member of a stack."""
+
+    def __init__(self, spec: TaskSpec, train: TrainSpec) -> None:
+        self.batch_size, self.data_seed = train.batch_size, spec.data_seed
+        self.cells = [Cell(make(spec.name, args), n, weight) for args, n, weight in task_cells(spec, "train")]
+        for cell in self.cells:
+            if cell.examples is not None and cell.examples < train.batch_size:
+                raise UserError(
+                    f"batch_size={train.batch_size} needs at least as many rows, a cell has {cell.examples}"
+                )
+        which = self._order(train)
+        self.steps = len(which)
+        self._which = which.tolist()
+        self._turn = turns(which, len(self.cells)).tolist()
+        self._shuffled: dict[int, tuple[int, tuple[int, ...], Tensor]] = {}
+
+    def task_at(self, step: int) -> Task:
+        return self.cells[self._which[step]].task
+
+    def rows(self, step: int, seeds: tuple[int, ...], device: str) -> Rows:
+        """The batch of every member at `step`, [M * B] rows, members one after another."""
+        at, turn = self._which[step], self._turn[step]
+        cell, B = self.cells[at], self.batch_size
+        if cell.examples is None:
+            index = torch.arange(turn * B, (turn + 1) * B, device=device).repeat(len(seeds))
+        else:
+            epoch, batch = divmod(turn, cell.examples // B)
+            index = self._permutation(at, epoch, seeds, device)[:, batch * B : (batch + 1) * B].flatten()
+        drawn = seeds if self.data_seed is None else (self.data_seed,) * len(seeds)
+        seed = torch.tensor(drawn, device=device).repeat_interleave(B)
+        return cell.task.rows(index, seed=seed, split="train")
+
+    def _permutation(self, at: int, epoch: int, seeds: tuple[int, ...], device: str) -> Tensor:
+        """Row order of one epoch of a fixed set, [M, examples]; one epoch a cell is remembered."""
+        known = self._shuffled.get(at)
+        if known is None or known[:2] != (epoch, seeds):
+            n = self.cells[at].examples
+            assert n is not None
+            order = draws.permutation(torch.tensor(seeds, device=device), draws.stream("order", at), n, epoch)
+            self._shuffled[at] = known = (epoch, seeds, order)
+        return known[2]
+
+    def _order(self, train: TrainSpec) -> Tensor:
+        """int64 [steps]: the cell of every step."""
+        weights = [cell.weight for cell in self.cells]
+        batches = [None if cell.examples is None else cell.examples // self.batch_size for cell in self.cells]
+        fixed = [b for b in batches if b is not None]
+        per_epoch = sum(fixed)
+        if train.epochs is not None:
+            if len(fixed) < len(self.cells):
+                raise UserError("epochs need a fixed set: give train_examples, or steps instead of epochs")
+            steps = train.epochs * per_epoch
+        else:
+            assert train.steps is not None
+            steps = train.steps
+        if len(fixed) == len(self.cells) and all(w is None for w in weights):
+            deck = torch.repeat_interleave(torch.arange(len(fixed)), torch.tensor(fixed))
+            epochs = [deck[draws.permutation(0, ORDER, per_epoch, epoch)] for epoch in range(-(-steps // per_epoch))]
+            return torch.cat(epochs)[:steps]
+        share = torch.tensor([1.0 if w is None else w for w in weights], dtype=torch.float64)
+        edges = (share.cumsum(0) / share.sum() * 2**32).round().long()
+        words = draws.bits(0, torch.arange(steps), ORDER, 1)[:, 0]
+        return torch.bucketize(words, edges, right=True).clamp(max=len(self.cells) - 1)
+
+
+def make(name: str, args: dict[str, object]) -> Task:
+    return task[name](**args)
+
+
+def turns(which: Tensor, cells: int) -> Tensor:
+    """How often the cell of each step was visited before: [0,1,0,0] -> [0,0,1,2]."""
+    seen = torch.nn.functional.one_hot(which, cells).cumsum(0)
+    return seen.gather(1, which[:, None])[:, 0] - 1

@@ -1,0 +1,121 @@
+"""The model around a mixer: embedding, blocks, final norm, tied head.
+
+Three blocks, x being the residual stream and Mix the mixer:
+
+    zoology   x = x + Mix(LN(x));   x = x + LN(x)                  Arora et al. 2023, with their Identity state mixer,
+                                                                   whose branch still adds its normed input
+    mamba     x = x + Mix(RMS(x))                                  Gu & Dao 2023: the mixer holds the gating
+    swiglu    x = x + Mix(RMS(x));  x = x + SwiGLU(RMS(x))         the pre-norm language-model block (Shazeer 2020)
+
+The head is evaluated at labelled positions only: the same loss and gradients as over all positions, for a fraction
+of the work. Nothing here touches a mixer's own initialisation.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixassay.errors import UserError
+from mixassay.mixers import Mixer, mixer
+from mixassay.spec import MixerSpec, ModelSpec
+
+INIT_STD = 0.02
+"""Standard deviation of embeddings and of the SwiGLU layers (GPT-2, and Zoology after it)."""
+
+
+class SwiGLU(nn.Module):
+    """W3 (SiLU(W1 x) * W2 x), hidden width 2/3 of `ratio` times the model's, rounded up to a multiple of 8."""
+
+    def __init__(self, d_model: int, ratio: float) -> None:
+        super().__init__()
+        hidden = -(-int(d_model * ratio * 2 / 3) // 8) * 8
+        self.up = nn.Linear(d_model, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, d_model, bias=False)
+        for layer in (self.up, self.down):
+            nn.init.normal_(layer.weight, std=INIT_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value)
+
+
+class Block(nn.Module):
+    """One residual block of the kind named by `ModelSpec.block`."""
+
+    def __init__(self, spec: ModelSpec, inner: Mixer) -> None:
+        super().__init__()
+        d = spec.d_model
+        self.mixer = inner
+        self.norm = norm(spec)
+        self.norm2 = norm(spec) if spec.block != "mamba" else None
+        self.mlp = SwiGLU(d, spec.mlp_ratio) if spec.block == "swiglu" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mixer(self.norm(x))
+        if y.shape != x.shape:
+            name = type(self.mixer).__name__
+            raise UserError(
+                f"{name}.forward returned shape {list(y.shape)} for x of shape {list(x.shape)}; both must agree"
+            )
+        x = x + y
+        if self.norm2 is None:
+            return x
+        y = self.norm2(x)
+        return x + (self.mlp(y) if self.mlp is not None else y)
+
+
+class Model(nn.Module):
+    """`make(layer)` gives the mixer of a layer; layers 0, 2, ... are hybrid layers when the model has them.
+
+    forward: tokens int64 [B, T], positions int64 [B, Q] (where to predict; None = everywhere), keep [B, T, D]
+    (dropout factors of the embeddings, or None) -> logits [B, Q or T, vocab_size].
+    """
+
+    def __init__(self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, spec.d_model)
+        nn.init.normal_(self.embedding.weight, std=INIT_STD)
+        self.position: nn.Embedding | None = None
+        if spec.positions == "learned":
+            self.position = nn.Embedding(max_len, spec.d_model)
+            nn.init.normal_(self.position.weight, std=INIT_STD)
+        self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
+        self.norm = norm(spec)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens)  # [B, T, D]
+        if self.position is not None:
+            x = x + self.position.weight[: tokens.shape[1]]
+        if keep is not None:
+            x = x * keep
+        for block in self.blocks:
+            x = block(x)
+        if positions is not None:
+            x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # [B, Q, D]
+        return F.linear(self.norm(x), self.embedding.weight)
+
+    def state_bytes(self, T: int) -> int:
+        """Bytes that all layers' mixers keep per sequence after T tokens, measured on their live states."""
+        return sum(block.mixer.state_bytes(T) for block in self.blocks if isinstance(block, Block))
+
+
+def norm(spec: ModelSpec) -> nn.Module:
+    return nn.LayerNorm(spec.d_model) if spec.block == "zoology" else nn.RMSNorm(spec.d_model, eps=1e-5)
+
+
+def labelled_loss(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    """Mean cross-entropy over the labels that are not `ignore`, in at least float32: [B, Q, V], [B, Q] -> []."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ignore)
+
+
+def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int) -> Model:
+    """The model of a run, initialised from torch's global generator (seed it, inside `fork_rng`, before calling)."""
+
+    def make(layer: int) -> Mixer:
+        chosen = model.hybrid if model.hybrid is not None and layer % 2 == 0 else mixer_spec
+        return mixer[chosen.name](model.d_model, **chosen.args)
+
+    return Model(model, vocab_size, max_len, make)

@@ -1,0 +1,113 @@
+"""A stack's losses and gradients are those of its members, one by one, in both modes."""
+
+import pytest
+import torch
+from torch import nn
+
+from mixassay.mixers import Mixer
+from mixassay.model import Model, labelled_loss
+from mixassay.runners.stack import Stack
+from mixassay.spec import ModelSpec
+from mixassay.tasks import IGNORE
+
+
+class Average(Mixer):
+    """A causal running mean with a scalar, a vector, a matrix, an unused parameter and a constant buffer."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(d_model, d_model)
+        self.gain = nn.Parameter(torch.randn(()))
+        self.unused = nn.Parameter(torch.randn(3))
+        self.gain.no_weight_decay = True
+        self.register_buffer("offset", torch.tensor(0.5))
+
+    def forward(self, x):
+        count = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
+        return self.proj(x).cumsum(1) / count[:, None] * self.gain + self.offset
+
+
+def models(block="zoology", M=3):
+    torch.manual_seed(1)
+    spec = ModelSpec(d_model=8, block=block, positions="learned")
+    return [Model(spec, 13, 6, lambda layer: Average(8)).double() for _ in range(M)]
+
+
+def batch(M=3, B=4, T=6, Q=2):
+    g = torch.Generator().manual_seed(2)
+    labels = torch.randint(13, (M, B, Q), generator=g)
+    labels[:, 0, 1] = IGNORE
+    keep = torch.rand(M, B, T, 8, generator=g, dtype=torch.float64)
+    return torch.randint(13, (M, B, T), generator=g), torch.randint(T, (M, B, Q), generator=g), labels, keep
+
+
+@pytest.mark.parametrize("block", ["zoology", "mamba", "swiglu"])
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_losses_and_gradients_are_the_members_own(mode, block, dropout):
+    members = models(block)
+    tokens, positions, labels, keep = batch()
+    expected = []
+    for i, model in enumerate(members):
+        loss = labelled_loss(model(tokens[i], positions[i], keep[i] if dropout else None), labels[i], IGNORE)
+        grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        flat = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, model.parameters(), strict=True)]
+        expected.append((loss.detach(), torch.cat([g.flatten() for g in flat])))
+    stack = Stack(members, mode=mode)
+    loss, grad = stack.loss_and_grad(tokens, positions, labels, keep if dropout else None)
+    torch.testing.assert_close(loss, torch.stack([e[0] for e in expected]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grad, torch.stack([e[1] for e in expected]), rtol=1e-10, atol=1e-12)
+
+
+def test_labelled_positions_give_the_loss_of_all_positions():
+    model = models()[0]
+    tokens, positions, labels, _ = (x[0] for x in batch())
+    positions = positions.sort(-1).values
+    positions[:, 1] = positions[:, 0] + 1  # distinct, so that the dense form can hold both
+    positions %= 6
+    dense = torch.full_like(tokens, IGNORE).scatter(1, positions, labels)
+    everywhere = labelled_loss(model(tokens), dense, IGNORE)
+    torch.testing.assert_close(labelled_loss(model(tokens, positions), labels, IGNORE), everywhere)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_dropping_members_leaves_the_others(mode):
+    members = models()
+    tokens, positions, labels, _ = batch()
+    stack = Stack(members, mode=mode)
+    loss, grad = stack.loss_and_grad(tokens, positions, labels, None)
+    digests = [stack.weights_digest(i) for i in range(3)]
+    stack.keep([0, 2])
+    fewer = stack.loss_and_grad(tokens[[0, 2]], positions[[0, 2]], labels[[0, 2]], None)
+    torch.testing.assert_close(fewer[0], loss[[0, 2]], rtol=1e-12, atol=0)
+    torch.testing.assert_close(fewer[1], grad[[0, 2]], rtol=1e-12, atol=1e-15)
+    assert [stack.weights_digest(i) for i in range(2)] == [digests[0], digests[2]]
+    assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_an_update_of_the_buffer_moves_the_models(mode):
+    stack = Stack(models(), mode=mode)
+    tokens, positions = batch()[0][0], batch()[1][0]
+    before = stack.logits(tokens, positions)
+    stack.params[1] += 0.1
+    after = stack.logits(tokens, positions)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert not torch.allclose(before[1], after[1])
+    assert torch.equal(stack.logits(tokens, positions, [1]), after[1:2])
+
+
+def test_what_weight_decay_spares():
+    members = models()
+    stack = Stack(members, mode="loop")
+    spared = dict.fromkeys(stack.names, False)
+    for name, part in zip(stack.names, stack.decay_mask("matrices").split(stack.sizes), strict=True):
+        assert part.unique().numel() == 1
+        spared[name] = part[0].item() == 0
+    assert {n for n, s in spared.items() if not s} == {
+        "embedding.weight",
+        "position.weight",
+        "blocks.0.mixer.proj.weight",
+        "blocks.1.mixer.proj.weight",
+    }
+    assert stack.decay_mask("all").all()
