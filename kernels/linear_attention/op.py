@@ -1,0 +1,89 @@
+"""Linear attention with a scalar decay: the public functions."""
+
+from torch import Tensor
+
+from mixassay.kernels import resolve
+from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.shapes import Axes
+from mixassay.kernels.linear_attention import chunked, reference
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    chunk_size: int | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Causal linear attention (Katharopoulos et al. 2020), with a scalar decay RetNet (Sun et al. 2023) or the SSD
+    of Mamba-2 (Dao and Gu 2024: q = C, k = B, v = dt x, log_decay = dt A, scale = 1).
+
+    S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T;  o_t = scale q_t^T S_t.  No feature map, no normaliser.
+
+    q, k            [B, T, G, K]; G divides H, and q/k head i serves the heads i H/G ... (i + 1) H/G - 1
+    v               [B, T, H, V]
+    log_decay       [B, T, H], natural logarithm, <= 0 (-inf forgets everything); None: no decay
+    scale           None: K**-0.5, as in every operator of this package
+    initial_state   [B, H, K, V]; None: zeros
+    chunk_size      tokens in a chunk of the torch form: changes the speed, not the result; None: chosen from T
+    returns         o [B, T, H, V] in v's dtype, and the final state [B, H, K, V] or None
+
+    Sums and states are float32, or float64 if an input is. Raises UserError for shapes that do not fit together and
+    for a backend that cannot serve.
+    """
+    axes = Axes("linear_attention")
+    axes.check("q", q, "BTGK")
+    axes.check("k", k, "BTGK")
+    axes.check("v", v, "BTHV")
+    if log_decay is not None:
+        axes.check("log_decay", log_decay, "BTH")
+    if initial_state is not None:
+        axes.check("initial_state", initial_state, "BHKV")
+    axes.check_groups("q", "v")
+    axes.check_positive("T", q.shape[1])
+    axes.check_positive("chunk_size", chunk_size)
+    chosen = resolve("linear_attention", backend, against_triton="it has no Triton kernel")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype, out = accumulator(q, k, v, log_decay, initial_state), v.dtype
+    with no_autocast(q):
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        log_decay = None if log_decay is None else log_decay.to(dtype)
+        initial_state = None if initial_state is None else initial_state.to(dtype)
+        if chosen == "reference":
+            o, state = reference.linear_attention(q, k, v, log_decay, scale, initial_state)
+        else:
+            o, state = chunked.linear_attention(
+                q, k, v, log_decay, scale, initial_state, chunk_size, output_final_state
+            )
+    return o.to(out), state if output_final_state else None
+
+
+def linear_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token of `linear_attention`: q, k [B, G, K], v [B, H, V], log_decay [B, H] or None, state [B, H, K, V].
+
+    Returns o [B, H, V] in v's dtype and the new state in the old state's dtype; keep states in float32 or wider.
+    """
+    axes = Axes("linear_attention_step")
+    axes.check("q", q, "BGK")
+    axes.check("k", k, "BGK")
+    axes.check("v", v, "BHV")
+    if log_decay is not None:
+        axes.check("log_decay", log_decay, "BH")
+    axes.check("state", state, "BHKV")
+    axes.check_groups("q", "v")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = accumulator(q, k, v, log_decay, state)
+    with no_autocast(q):
+        S = state.to(dtype).unflatten(1, (q.shape[1], -1))  # [B, G, H/G, K, V]
+        if log_decay is not None:
+            S = S * log_decay.to(dtype).exp().reshape(*S.shape[:3], 1, 1)
+        S = S + k.to(dtype)[:, :, None, :, None] * v.to(dtype).reshape(*S.shape[:3], 1, -1)
+        o = (q.to(dtype)[:, :, None, None, :] @ S).mul(scale)  # [B, G, H/G, 1, V]
+    return o.reshape(v.shape).to(v.dtype), S.flatten(1, 2).to(state.dtype)

@@ -1,0 +1,53 @@
+"""Causal softmax attention: the public functions."""
+
+from torch import Tensor
+
+from mixassay.kernels import resolve
+from mixassay.kernels.common.shapes import Axes
+from mixassay.kernels.softmax_attention import chunked, reference
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Causal softmax attention (Vaswani et al. 2017), grouped (Ainslie et al. 2023) if k and v have fewer heads.
+
+    q           [B, T, H, K]
+    k, v        [B, T, G, K], [B, T, G, V]; G divides H, and head i of k and v serves q's i H/G ... (i + 1) H/G - 1
+    scale       None: K**-0.5
+    window      a token sees itself and the window - 1 tokens before it; None: all before it
+    returns     o [B, T, H, V]
+
+    Raises UserError for shapes that do not fit together and for a backend that cannot serve.
+    """
+    axes = Axes("softmax_attention")
+    axes.check("q", q, "BTHK")
+    axes.check("k", k, "BTGK")
+    axes.check("v", v, "BTGV")
+    axes.check_groups("k", "q")
+    axes.check_positive("T", q.shape[1])
+    axes.check_positive("window", window)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if resolve("softmax_attention", backend, against_triton="it has no Triton kernel") == "reference":
+        return reference.softmax_attention(q, k, v, scale, window)
+    return chunked.softmax_attention(q, k, v, scale, window)
+
+
+def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+    """One token of `softmax_attention`: q [B, H, K] against the T tokens kept, its own included: k [B, T, G, K],
+    v [B, T, G, V] -> o [B, H, V]. With a window, keep the last `window` tokens."""
+    axes = Axes("softmax_attention_step")
+    axes.check("q", q, "BHK")
+    axes.check("k", k, "BTGK")
+    axes.check("v", v, "BTGV")
+    axes.check_groups("k", "q")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q = q.unflatten(1, (k.shape[2], -1))  # [B, G, H/G, K]
+    p = (scale * q @ k.permute(0, 2, 3, 1)).softmax(-1)  # [B, G, H/G, T]
+    return (p @ v.transpose(1, 2)).flatten(1, 2)
