@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 from mixassay.runners.stack import Stack
 from mixassay.runners.stream import make
-from mixassay.spec import TaskSpec
-from mixassay.sweep import cell_label, task_cells
+from mixassay.spec import TaskSpec, cell_labels, task_cells
 from mixassay.tasks import IGNORE, Rows, Split, Task
 
 LOGITS_AT_ONCE = 2**24
@@ -35,7 +34,7 @@ def questions(spec: TaskSpec, split: Split, device: str) -> list[Questions]:
     n = spec.valid_examples if split == "valid" else spec.test_examples
     index = torch.arange(n, device=device)
     found = []
-    for (args, _, _), label in zip(task_cells(spec, "eval"), cell_label(spec), strict=True):
+    for (args, _, _), label in zip(task_cells(spec, "eval"), cell_labels(spec), strict=True):
         asked = make(spec.name, args)
         found.append(Questions(label, asked, asked.rows(index, seed=0, split=split)))
     return found

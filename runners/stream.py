@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mixassay import draws
 from mixassay.errors import UserError
-from mixassay.spec import TaskSpec, TrainSpec
-from mixassay.sweep import task_cells
+from mixassay.spec import TaskSpec, TrainSpec, task_cells
 from mixassay.tasks import Rows, Task, task
 
 ORDER = draws.stream("order")

@@ -6,13 +6,25 @@ tuned); `.stack` names what must agree for runs to train in one stack.
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Args = dict[str, Any]
+
+
+def on_validation(metric: str) -> str:
+    """Whatever steers a run may look at validation only, or the reported test numbers are chosen ones."""
+    if metric.startswith("test/"):
+        raise ValueError(f'may not look at a test metric ("{metric}"); use valid/{metric.removeprefix("test/")}')
+    return metric
+
+
+Metric = Annotated[str, StringConstraints(pattern=r"^(valid|test)/[a-z_]+$")]
+ValidMetric = Annotated[Metric, AfterValidator(on_validation)]
 
 
 class Spec(BaseModel):
@@ -38,10 +50,11 @@ class TaskSpec(Named):
     """A registered task, and how much of it is drawn. All other keys are the task's own.
 
     A train or eval cell is a mapping of the task's fields that overrides those given here; in `train_cells` it may
-    also hold `examples` (fixed set) and `weight` (share of the batches; default: its examples, else 1).
+    also hold `examples` (fixed set) and `weight` (share of the batches; without weights an epoch over fixed sets
+    visits each row once, and endless cells are visited equally often).
     """
 
-    train_examples: Positive | Literal["endless"] = "endless"
+    train_examples: Positive | Literal["endless"] = "endless"  # of each train cell that gives no `examples` itself
     valid_examples: Positive = 1000  # per evaluation cell
     test_examples: Positive = 1000
     train_cells: tuple[Args, ...] = ()  # () = the task itself
@@ -62,7 +75,7 @@ class ModelSpec(Spec):
 class Stop(Spec):
     """Stop a run early, on validation only: `{metric: valid/accuracy, above: 0.99}`."""
 
-    metric: str = "valid/accuracy"
+    metric: ValidMetric = "valid/accuracy"
     above: float | None = None
     below: float | None = None
 
@@ -87,40 +100,177 @@ MEMBER_FIELDS = ("lr", "weight_decay")
 """Training fields that may differ between the members of one stack."""
 
 
-class RunSpec(Spec):
-    suite: str
+class Sections(Spec):
+    """The four sections that determine a run's numbers, but for its seed."""
+
     task: TaskSpec
     mixer: MixerSpec
     model: ModelSpec
     train: TrainSpec
+
+    def config(self) -> Args:
+        """The sections as plain data."""
+        return self.model_dump(mode="json", include=set(Sections.model_fields))
+
+    def fingerprint(self, without: Collection[str] = ()) -> str:
+        """Hash of the sections, but for the dotted paths in `without`."""
+        config = self.config()
+        for path in without:
+            *above, last = path.split(".")
+            inside: Any = config
+            for part in above:
+                inside = inside.get(part) if isinstance(inside, dict) else None
+            if isinstance(inside, dict):
+                inside.pop(last, None)
+        return digest(config)
+
+    def having(self, values: Mapping[str, Any]) -> Self:
+        """These sections with other values at some dotted paths, validated anew."""
+        data = self.model_dump(mode="json")
+        for path, value in values.items():
+            *above, last = path.split(".")
+            inside = data
+            for part in above:
+                if not isinstance(inside.get(part), dict):
+                    inside[part] = {}
+                inside = inside[part]
+            inside[last] = value
+        return type(self).model_validate_json(json.dumps(data))
+
+
+class RunSpec(Sections):
+    """One training run, fully expanded."""
+
+    suite: str
     seed: Count
     role: Literal["report", "tune"] = "report"
     tuned: Args = {}  # path -> value, for what `select` chose (already set in the sections above)
     axes: Args = {}  # path -> value as swept, for tables
 
-    def config(self) -> Args:
-        """The sections that determine the numbers, as plain data."""
-        return self.model_dump(mode="json", include={"task", "mixer", "model", "train"})
-
     @property
     def cell(self) -> str:
         """Hash of the configuration without seed and without what `select` tunes: what tables and diffs pair by."""
-        config = self.config()
-        for path in self.tuned:
-            section, field = path.split(".", 1)
-            config[section].pop(field, None)
-        return digest(config)
+        return self.fingerprint(without=self.tuned)
 
     @property
     def stack(self) -> str:
         """Hash of everything that must agree for runs to train in one stack."""
-        config = self.config()
-        for field in MEMBER_FIELDS:
-            config["train"].pop(field)
-        return digest(config)
+        return self.fingerprint(without=[f"train.{field}" for field in MEMBER_FIELDS])
+
+
+def problems(run: Sections) -> Iterator[tuple[str, str]]:
+    """(path, message) of everything in the sections that is wrong only in view of other fields."""
+    train, task = run.train, run.task
+    both = train.steps is not None and train.epochs is not None
+    if both or (train.steps is None and train.epochs is None):
+        found = "both (null takes one away)" if both else "neither"
+        yield "train.epochs", f"exactly one of train.steps and train.epochs must be given, found {found}"
+    if train.stop is not None and (train.stop.above is None) == (train.stop.below is None):
+        yield "train.stop", "train.stop needs exactly one of above and below"
+    yield from cell_problems(task)
+    sizes = [cell.examples for cell in task_cells(task, "train")]
+    if None in sizes and any(sizes):
+        at = f"task.train_cells.{sizes.index(None)}"
+        yield at, f"{at} has no examples but others have; give examples in all or in none, or set task.train_examples"
+    elif train.epochs is not None and None in sizes:
+        message = "train.epochs needs a fixed set: give task.train_examples (or examples in every train cell)"
+        yield "train.epochs", f"{message}, or train.steps instead"
+    elif any(size < train.batch_size for size in sizes if isinstance(size, int)):
+        smallest = min(size for size in sizes if isinstance(size, int))
+        yield "train.batch_size", f"train.batch_size={train.batch_size} is more than a train cell's {smallest} examples"
+    weighted = ["weight" in cell for cell in task.train_cells]
+    if any(weighted) and not all(weighted):
+        at = f"task.train_cells.{weighted.index(False)}"
+        yield at, f"{at} has no weight but others have; give weight in all or in none"
+
+
+def cell_problems(task: TaskSpec) -> Iterator[tuple[str, str]]:
+    """(path, message) of what is wrong in the task's train and eval cells, their own arguments aside."""
+    for kind in ("train", "eval"):
+        seen: list[Args] = []
+        for i, cell in enumerate(task.train_cells if kind == "train" else task.eval_cells):
+            at = f"task.{kind}_cells.{i}"
+            for key, value in cell.items():
+                if key in TaskSpec.model_fields:
+                    yield f"{at}.{key}", f"{at}.{key}: a cell may override the task's own arguments only, not {key}"
+                elif key in SHARES and kind == "eval":
+                    message = "is for train cells; evaluation takes task.valid_examples and task.test_examples of each"
+                    yield f"{at}.{key}", f"{at}.{key} {message}"
+                elif key in SHARES and not amount(key, value):
+                    want = "a whole number" if key == "examples" else "a number"
+                    yield f"{at}.{key}", f"{at}.{key} should be {want} greater than 0, got {json.dumps(value)}"
+            args = task.args | {key: value for key, value in cell.items() if key not in SHARES}
+            if args in seen:
+                yield at, f"{at} is the same as task.{kind}_cells.{seen.index(args)}"
+            seen.append(args)
+
+
+SHARES = ("examples", "weight")
+"""Keys of a train cell that say how much of it is drawn, beside the task's arguments."""
+
+
+def amount(key: str, value: Any) -> bool:
+    kinds = (int,) if key == "examples" else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+
+
+class TaskCell(NamedTuple):
+    """One setting of a task: its arguments, the size of its fixed training set (None: endless), its weight if given."""
+
+    args: Args
+    examples: int | None
+    weight: float | None
+
+
+def task_cells(task: TaskSpec, kind: Literal["train", "eval"]) -> list[TaskCell]:
+    """The settings a run trains on, or is evaluated on: the cells given, else (eval) the train cells, else the task."""
+    given = (task.eval_cells if kind == "eval" else ()) or task.train_cells or ({},)
+    cells = []
+    for cell in given:
+        args = task.args | {key: value for key, value in cell.items() if key not in SHARES}
+        examples = cell.get("examples", None if task.train_examples == "endless" else task.train_examples)
+        cells.append(TaskCell(args, examples, cell.get("weight")) if kind == "train" else TaskCell(args, None, None))
+    return cells
+
+
+def cell_labels(task: TaskSpec) -> list[Args]:
+    """For each eval cell the arguments in which it differs from others: [{"seq_len": 64, "num_kv": 4}, ...]."""
+    return differences([cell.args for cell in task_cells(task, "eval")])
+
+
+def mixer_labels(mixers: Sequence[MixerSpec], hide: Collection[str] = ()) -> list[str]:
+    """For each mixer its name and the arguments that not all of them share: "gla expand_k=0.5".
+
+    `hide` names arguments that a table shows elsewhere, such as in its columns.
+    """
+    varying = differences([mixer.args for mixer in mixers])
+    return [
+        " ".join([mixer.name, *(f"{key}={plain(value)}" for key, value in args.items() if key not in hide)])
+        for mixer, args in zip(mixers, varying, strict=True)
+    ]
+
+
+def differences(rows: Sequence[Args]) -> list[Args]:
+    """Each row without the items that all rows share."""
+    shared = [key for key in rows[0] if all(key in row and row[key] == rows[0][key] for row in rows)] if rows else []
+    return [{key: value for key, value in row.items() if key not in shared} for row in rows]
+
+
+def plain(value: Any) -> str:
+    """A value as one would write it in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def digest(data: Any, length: int = 12) -> str:
-    """Hex hash of JSON data, independent of key order."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """Hex hash of JSON data, independent of key order and of 1 or 1.0."""
+    text = json.dumps(whole(data), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def whole(data: Any) -> Any:
+    """The data with floats that are whole numbers as ints: an argument that YAML gives as 1 or 1.0 is one argument."""
+    if isinstance(data, float) and data.is_integer():
+        return int(data)
+    if isinstance(data, dict):
+        return {key: whole(value) for key, value in data.items()}
+    return [whole(value) for value in data] if isinstance(data, (list, tuple)) else data
