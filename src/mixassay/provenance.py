@@ -1,0 +1,200 @@
+"""Where a number comes from: the code and the machine. Nothing here imports torch.
+
+The hash of a run's source covers the files it depends on and no others: its mixer, its task, the model, the trainer
+and everything these import, found by reading their syntax trees. Editing one mixer then re-runs that mixer's cells
+only, and a commit to the README re-runs nothing.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import mixassay
+from mixassay.errors import UserError
+from mixassay.record import Code
+from mixassay.spec import RunSpec, digest
+
+PACKAGE = Path(__file__).parent
+HARNESS = ("mixassay.model", "mixassay.runners.train")
+
+
+def source_of(spec: RunSpec, plugins: Iterable[Path] = ()) -> str:
+    """Hash of the code that a run depends on. `plugins` are the files of the sweep's plug-ins.
+
+    A name without a file in the package comes from the plug-in that registers it; where none can be seen to (the
+    name is computed, say), all plug-ins count.
+    """
+    wanted = [("task", spec.task.name), ("mixer", spec.mixer.name)]
+    if spec.model.hybrid is not None:
+        wanted.append(("mixer", spec.model.hybrid.name))
+    plugins = tuple(plugins)
+    roots: list[str | Path] = []
+    for kind, name in wanted:
+        module = f"mixassay.{kind}s.{name}"
+        if _file(module) is not None:
+            roots.append(module)
+        else:
+            mine = [path for path in plugins if _registers(path.read_bytes(), kind, name)]
+            roots.extend(mine or plugins)
+    return source_hash([*HARNESS, *roots])
+
+
+def source_hash(roots: Iterable[str | Path]) -> str:
+    """Hash of the files that `roots` (module names of the package, or files of plug-ins) reach by imports."""
+    files = closure(roots)
+    return digest({name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}, length=16)
+
+
+def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
+    """Module name -> file, for the roots and all they import from the package or from beside a plug-in file.
+
+    Imports are followed wherever they stand, in functions too, and importing a module counts its parent packages.
+    """
+    found: dict[str, Path] = {}
+    todo: list[tuple[str, Path | None]] = []
+    for root in roots:
+        todo.append((root, None) if isinstance(root, str) else (root.stem, root))
+        if isinstance(root, str) and _file(root) is None:
+            raise UserError(f"cannot hash the source of {root}: no such module in {PACKAGE}")
+    while todo:
+        name, path = todo.pop()
+        path = path or _file(name)
+        if path is None or name in found:
+            continue
+        found[name] = path
+        for imported in _imports(path.read_bytes(), name, path.name == "__init__.py"):
+            beside = path.parent / f"{imported}.py"
+            if _file(imported) is not None:
+                todo.append((imported, None))
+            elif not name.startswith("mixassay") and "site-packages" not in path.parts and beside.is_file():
+                todo.append((imported, beside))
+    return dict(sorted(found.items()))
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of the package, or None."""
+    top, *parts = module.split(".")
+    if top != "mixassay":
+        return None
+    path = PACKAGE.joinpath(*parts)
+    for file in (path / "__init__.py", path.with_name(path.name + ".py")):
+        if file.is_file():
+            return file
+    return None
+
+
+@functools.cache  # on the text, not the path: a file may change under a running process
+def _imports(source: bytes, module: str, package: bool) -> tuple[str, ...]:
+    """Names of modules that a source text may import, each with its parents."""
+    here = module.split(".") if package else module.split(".")[:-1]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*here[: len(here) + 1 - node.level], *([node.module] if node.module else [])])
+            base = base if node.level else node.module or ""
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)  # a name may be a submodule
+    return tuple(sorted({parent for name in names for parent in _parents(name)}))
+
+
+def _parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+@functools.cache
+def _registers(source: bytes, kind: str, name: str) -> bool:
+    """Whether a source text holds `@mixer("name")` (or `@task("name")`) on a class."""
+    return any(
+        isinstance(call, ast.Call)
+        and kind == (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None))
+        and bool(call.args)
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value == name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for call in node.decorator_list
+    )
+
+
+def code(source: str) -> Code:
+    """Commit, dirty flag and patch hash of the package's own checkout, wherever the command was started."""
+    commit, patch = _checkout()
+    version = mixassay.__version__
+    return Code(commit=commit, dirty=patch is not None, patch=patch, source=source, version=version)
+
+
+@functools.cache  # one state a process: the code that runs is what was imported, not what an editor wrote since
+def _checkout() -> tuple[str, str | None]:
+    """(commit, hash of what differs from it or None) of the checkout that tracks this file; ("none", None) without."""
+    here = str(PACKAGE.resolve())
+
+    def git(*args: str) -> bytes | None:
+        try:
+            done = subprocess.run(["git", "-C", here, *args], capture_output=True, check=False)
+        except OSError:  # no git on this machine
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    # A wheel in a virtual environment inside somebody's repository is not part of that repository.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None or (head := git("rev-parse", "HEAD")) is None:
+        return "none", None
+    # Code only: a new results file or an edited README does not make the numbers doubtful.
+    parts = [part.resolve() for part in PACKAGE.iterdir() if (part / "__init__.py").is_file()]
+    paths = [here, *(str(part) for part in sorted(parts))]
+    changed = git("diff", "--name-only", "--no-relative", "-z", "HEAD", "--", *paths) or b""
+    added = git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", *paths) or b""
+    root = Path(os.fsdecode((git("rev-parse", "--show-toplevel") or b"").rstrip(b"\n")))
+    names = sorted({os.fsdecode(name) for name in (changed + added).split(b"\0") if name})
+    if not names:
+        return head.decode().strip(), None
+    state = {n: hashlib.sha256((root / n).read_bytes()).hexdigest() if (root / n).is_file() else None for n in names}
+    return head.decode().strip(), digest(state, length=16)
+
+
+def environment(device: str, **more: str | int | bool | None) -> dict[str, str | int | bool | None]:
+    """The machine a run sees. `device` is its name ("cpu", "NVIDIA H200"); `more` is what only the runner knows.
+
+    `id` is a hash of all the rest; `class` is what must agree before numbers may be called repeats of each other.
+    """
+    facts: dict[str, str | int | bool | None] = {
+        "class": env_class(device),
+        "device": device,
+        "python": platform.python_version(),
+        **{name: _installed(name) for name in ("torch", "triton", "numpy")},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **more,
+    }
+    return {"id": digest(facts, length=8), **facts}
+
+
+def env_class(device: str) -> str:
+    """Device and minor version of torch: `cpu, torch 2.13`."""
+    torch = _installed("torch") or "none"
+    return f"{device}, torch {'.'.join(torch.split('.')[:2])}"
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

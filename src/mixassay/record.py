@@ -1,0 +1,162 @@
+"""What a run measured, as data: one record, one line of JSON. Nothing here imports torch.
+
+A record holds everything a table, a diff or a sceptic needs: the resolved configuration, the numbers per evaluation
+cell, the learning curve, what it cost, and which code on which machine made it. A failed run is a record too: seeds
+that diverged are data, never silence.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from mixassay.spec import Args, RunSpec, digest
+
+VERSION: Final = 1
+"""Schema of a stored line. Raise it, and add the step to MIGRATIONS, whenever an old line no longer reads as it is."""
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""`MIGRATIONS[v]` makes a line of schema v + 1 out of one of schema v."""
+
+Status = Literal["ok", "diverged", "oom", "error", "timeout", "killed"]
+
+SETTLED = ("ok", "diverged")
+"""Outcomes that the configuration itself decides: not run again. All others are accidents, and may be."""
+
+
+def finite(value: Any) -> Any:
+    """None for NaN and infinities, which strict JSON cannot hold; the status says what became of the run."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(finite)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EvalCell(Part):
+    """One evaluation cell: the task's fields that name it, and what was measured there over all its scored items."""
+
+    split: Literal["valid", "test"]
+    cell: Args  # {"seq_len": 64, "num_kv": 4}
+    rows: int
+    scored: int  # labelled positions in these rows
+    accuracy: Number
+    loss: Number
+
+
+class Curve(Part):
+    """What was measured on the way: series by name ("train/loss", "valid/accuracy", ...), one number for each step."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, tuple[Number, ...]] = {}
+    step: tuple[int, ...] = ()
+
+    def __getitem__(self, series: str) -> tuple[Number, ...]:
+        return self.__pydantic_extra__[series]
+
+
+class Stopped(Part):
+    step: int
+    reason: str
+
+
+class Code(Part):
+    """Which code ran. `source` hashes the files the run depends on; the rest names them for people."""
+
+    commit: str  # of the package's own checkout; "none" when installed without one
+    dirty: bool
+    patch: str | None  # hash of what differs from the commit, when dirty
+    source: str
+    version: str  # of the package
+
+
+class Time(Part):
+    start: str  # UTC, ISO 8601
+    seconds: float  # this run's share of its stack's wall time
+    ms_per_step: Number = None  # likewise
+    stack: int = 1  # models that trained together
+
+
+class Failure(Part):
+    type: str
+    message: str
+
+
+class RunRecord(Part):
+    """One run. `metrics` are means over the evaluation cells of a split, each cell weighing the same."""
+
+    v: Literal[1] = VERSION
+    key: str
+    cell: str
+    suite: str
+    seed: int
+    role: Literal["report", "tune"]
+    status: Status
+    attempt: int = 1
+    axes: Args  # path -> value as swept
+    tuned: Args  # path -> value, as chosen by `select`
+    config: Args  # the resolved sections task, mixer, model, train
+    metrics: dict[str, Number]  # "test/accuracy", "test/loss", "valid/accuracy", "valid/loss"
+    eval: tuple[EvalCell, ...] = ()
+    curve: Curve = Curve()
+    stopped: Stopped | None = None
+    state_bytes: dict[str, int] = {}  # T -> bytes of state per sequence after T tokens
+    params: int = 0
+    weights: str | None = None  # "sha256:..." of the trained parameters
+    code: Code
+    env: dict[str, str | int | bool | None]  # see `provenance.environment`
+    data: str  # task name and version, "mqar/1"
+    time: Time
+    error: Failure | None = None
+
+    def line(self) -> bytes:
+        """The record as one line of strict JSON, newline included."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+class Unreadable(ValueError):
+    """A line that is no record: cut short, overwritten, or edited into something else."""
+
+
+class NewerSchema(ValueError):
+    """A line written by a later version of the package, whose meaning this one cannot know."""
+
+
+def parse(line: bytes) -> RunRecord:
+    """The record on one line. Raises `Unreadable`, or `NewerSchema` for a line from the future."""
+    try:
+        return RunRecord.model_validate_json(line)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise Unreadable("not JSON") from None
+    v = data.get("v") if isinstance(data, dict) else None
+    if not isinstance(v, int):
+        raise Unreadable('no schema number "v"')
+    if v > VERSION:
+        raise NewerSchema(f"schema {v}, but this version of mixassay reads up to {VERSION}")
+    if v not in MIGRATIONS:
+        where = ".".join(str(part) for part in first["loc"])
+        raise Unreadable(f"{where}: {first['msg']}" if where else first["msg"])
+    while v < VERSION:
+        data, v = MIGRATIONS[v](data), v + 1
+    try:
+        return RunRecord.model_validate(data)
+    except ValidationError as problem:
+        raise Unreadable(f"not a record of schema {VERSION}: {problem.errors(include_url=False)[0]['msg']}") from None
+
+
+def run_key(spec: RunSpec, source: str, data: str, env_class: str) -> str:
+    """The name of a run's content: two runs with one key have no reason to give different numbers.
+
+    `source` is the hash of the code the run depends on, `data` the task's name and version, `env_class` the kind of
+    machine (`provenance.env_class`).
+    """
+    return digest([spec.cell, spec.seed, spec.role, spec.tuned, source, data, env_class], length=24)
