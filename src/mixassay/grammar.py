@@ -1,0 +1,396 @@
+"""The grammar of a sweep file beyond the four sections: `sweep`, `seeds`, `report`, `run`.
+
+    sweep:
+      grid:    {train.batch_size: [64, 128], model.d_model: {range: [1, 3]}}     product of all paths
+      zip:     {scale: [{task.seq_len: 64, task.num_kv: 4}, ...]}                the paths of a row go together
+      select:  {axes: {train.lr: {logspace: [1.e-4, 1.e-2, 4]}}, by: valid/accuracy, seeds: [100, 101]}
+      when:    [{if: {mixer: mamba2}, set: {model.block: mamba}}]                in order; later rules see earlier ones
+      exclude: [{mixer: attention, model.d_model: 512}]
+
+Every function reports to `problems` what it cannot use and goes on without it, so that a file's errors come together.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from mixassay.registry import suggest
+from mixassay.source import Node, Place, Problems
+from mixassay.spec import Count, Metric, Positive, Sections, Spec, ValidMetric
+
+M = TypeVar("M", bound=BaseModel)
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation for name, field in Sections.model_fields.items() if isinstance(field.annotation, type)
+}
+DURATION = re.compile(r"([0-9.]+)([smh])")
+
+
+def seconds(value: Any) -> Any:
+    """45m, 90s, 1.5h or a number of seconds, as seconds."""
+    match = DURATION.fullmatch(value) if isinstance(value, str) else None
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else value
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+Auto = Positive | Literal["auto"]
+
+
+class Compare(Spec):
+    """What counts as a difference, and as solved."""
+
+    margin: Annotated[float, Field(gt=0)] = 0.01
+    solved_at: float = 0.99
+
+
+class Report(Spec):
+    """How the table looks. Rows and columns are config paths; no columns given means all other swept paths."""
+
+    metric: Metric = "test/accuracy"
+    rows: str = "mixer"
+    columns: tuple[str, ...] | None = None
+    compare: Compare = Compare()
+    title: str | None = None
+    notes: str | None = None
+
+
+class Run(Spec):
+    """Where and how runs execute. Nothing here may move a number."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    slots: Auto = "auto"  # stacks that train at the same time
+    threads: Auto = "auto"  # CPU threads of each
+    stack: Auto = "auto"  # models in one stack, at most
+    checkpoint_every: Seconds = 60.0
+    timeout: Seconds | None = None  # of one stack
+    retries: Count = 1
+
+
+class Selection(Spec):
+    """`sweep.select` but for its axes: what chooses, and the seeds that are spent on choosing."""
+
+    by: ValidMetric = "valid/accuracy"
+    seeds: tuple[int, ...]
+
+    @property
+    def lowest(self) -> bool:
+        """Whether the lowest value of `by` is the best."""
+        return self.by.endswith("loss")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where the cell has these values, these others are set (`when`), or the cell is left out (`exclude`)."""
+
+    at: Place
+    conditions: dict[str, Any]
+    sets: dict[str, Node]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The `sweep` section. An alternative sets some paths at once; a dimension is a choice of alternatives."""
+
+    dimensions: list[list[dict[str, Node]]]
+    tuned: dict[str, list[Node]]
+    select: Selection | None
+    when: list[Rule]
+    exclude: list[Rule]
+
+
+def parse_sweep(node: Node, problems: Problems) -> Grammar:
+    parts = mapping(node, "sweep", problems, known=("grid", "zip", "select", "when", "exclude"))
+    dimensions: list[list[dict[str, Node]]] = []
+    set_at: dict[str, Place] = {}
+    for path, values in mapping(parts.get("grid"), "sweep.grid", problems).items():
+        if path_is_free(path, values, set_at, problems):
+            dimensions.append([{path: value} for value in axis(path, values, problems)])
+    for name, rows in mapping(parts.get("zip"), "sweep.zip", problems).items():
+        dimensions.append(zip_rows(name, rows, set_at, problems))
+    tuned, select = parse_select(parts.get("select"), set_at, problems)
+    when = rules(parts.get("when"), "when", tuned, problems)
+    exclude = rules(parts.get("exclude"), "exclude", tuned, problems)
+    return Grammar([d for d in dimensions if d], tuned, select, when, exclude)
+
+
+def zip_rows(name: str, node: Node, set_at: dict[str, Place], problems: Problems) -> list[dict[str, Node]]:
+    """The rows of one zip block, which must all set the same paths."""
+    rows: list[dict[str, Node]] = []
+    for i, item in enumerate(sequence(node, f"sweep.zip.{name}", problems)):
+        row = mapping(item, f'zip "{name}" row {i}', problems)
+        if i == 0:
+            rows.append({p: value for p, value in row.items() if path_is_free(p, value, set_at, problems)})
+            first = list(row)
+        elif set(row) != set(first):
+            keys = f"row {i} has keys [{', '.join(row)}], row 0 has [{', '.join(first)}]"
+            problems.add(item.at, f'zip "{name}" {keys}')
+        else:
+            rows.append({path: row[path] for path in rows[0]})
+    return rows if rows and rows[0] else []
+
+
+def parse_select(
+    node: Node | None, set_at: dict[str, Place], problems: Problems
+) -> tuple[dict[str, list[Node]], Selection | None]:
+    if node is None or node.value is None:
+        return {}, None
+    parts = mapping(node, "sweep.select", problems, known=("axes", "by", "seeds"))
+    tuned: dict[str, list[Node]] = {}
+    for path, values in mapping(parts.get("axes"), "sweep.select.axes", problems).items():
+        if "." not in path or path.startswith("task."):
+            at = values.key or values.at
+            problems.add(at, f'"{path}" cannot be selected: only fields of mixer, model and train may be tuned')
+        elif path_is_free(path, values, set_at, problems):
+            tuned[path] = axis(path, values, problems)
+    for part in ("axes", "seeds"):
+        if part not in parts:
+            problems.add(node.at, f'"sweep.select.{part}" is missing')
+    seeds = parse_seeds(parts["seeds"], "sweep.select.seeds", problems) if "seeds" in parts else (0,)
+    rest = {key: value for key, value in parts.items() if key == "by"}
+    found = validate(Selection, replace(node, value=rest), "sweep.select", problems, given={"seeds": seeds})
+    return {path: values for path, values in tuned.items() if values}, found
+
+
+def rules(node: Node | None, kind: str, tuned: Iterable[str], problems: Problems) -> list[Rule]:
+    """The entries of `when` or `exclude`."""
+    found = []
+    for i, item in enumerate(sequence(node, f"sweep.{kind}", problems)):
+        what = f"sweep.{kind} {i}"
+        parts = mapping(item, what, problems, known=("if", "set")) if kind == "when" else {"if": item}
+        for part in ("if", "set") if kind == "when" else ():
+            if part not in parts:
+                problems.add(item.at, f'{what} needs "{part}"')
+        conditions = mapping(parts.get("if"), f"{what} if", problems)
+        sets = mapping(parts.get("set"), f"{what} set", problems)
+        ok = bool(conditions)
+        for path, value in [*conditions.items(), *sets.items()]:
+            ok &= path_is_known(path, value, problems)
+            if path in tuned:
+                at = value.key or value.at
+                problems.add(at, f"{kind} may not depend on or set {path}, which sweep.select tunes")
+                ok = False
+        if not conditions and parts.get("if") is not None:
+            problems.add(item.at, f"{what} has no condition")
+        if ok:
+            found.append(Rule(item.at, {path: value.plain() for path, value in conditions.items()}, sets))
+    return found
+
+
+def parse_seeds(node: Node, what: str, problems: Problems) -> tuple[int, ...]:
+    """[0, 1, 2], or "0-2". (0,) where neither is found."""
+    ends = re.fullmatch(r"([0-9]+)-([0-9]+)", node.value) if isinstance(node.value, str) else None
+    if ends:
+        found = list(range(int(ends[1]), int(ends[2]) + 1))
+    elif isinstance(node.value, list):
+        found = [item.value for item in node.value if type(item.value) is int and item.value >= 0]
+        for item in node.value:
+            if not (type(item.value) is int and item.value >= 0):
+                problems.add(item.at, f"a seed should be a whole number from 0, got {shown(item.plain())}")
+    else:
+        problems.add(node.at, f'{what} should be a list, or a range such as "0-4", got {shown(node.plain())}')
+        return (0,)
+    if not found:
+        problems.add(node.at, f"{what} is empty")
+    if len(set(found)) < len(found):
+        problems.add(node.at, f"{what} names seed {next(s for s in found if found.count(s) > 1)} twice")
+    return tuple(found) or (0,)
+
+
+def axis(path: str, node: Node, problems: Problems) -> list[Node]:
+    """The values of an axis: a list, {logspace: [from, to, n]} or {range: [from, to]}, ends included."""
+    if isinstance(node.value, list) and node.value:
+        return [replace(item, key=node.key) for item in node.value]
+    ends = next(iter(node.value.items())) if isinstance(node.value, dict) and len(node.value) == 1 else ("", node)
+    numbers = ends[1].plain()
+    if ends[0] == "logspace" and is_numbers(numbers, 3) and numbers[0] > 0 < numbers[1] and is_count(numbers[2], 2):
+        return [Node(value, node.at, node.key) for value in logspace(*numbers)]
+    if (
+        ends[0] == "range"
+        and is_numbers(numbers, 2)
+        and all(type(n) is int for n in numbers)
+        and numbers[0] <= numbers[1]
+    ):
+        return [Node(value, node.at, node.key) for value in range(numbers[0], numbers[1] + 1)]
+    wanted = "a list of values, {logspace: [from, to, how many]} or {range: [from, to]}"
+    problems.add(node.at, f"{path} should have {wanted}, got {shown(node.plain())}")
+    return []
+
+
+def is_numbers(value: Any, n: int) -> bool:
+    return isinstance(value, list) and len(value) == n and all(type(item) in (int, float) for item in value)
+
+
+def is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def logspace(start: float, end: float, n: int) -> list[float]:
+    """n numbers evenly spaced in the logarithm, to six digits: the same on every platform, and readable."""
+    return [float(f"{start * (end / start) ** (i / (n - 1)):.6g}") for i in range(n)]
+
+
+def path_is_free(path: str, node: Node, set_at: dict[str, Place], problems: Problems) -> bool:
+    """Whether a known path is swept here for the first time."""
+    if path in set_at:
+        problems.add(node.key or node.at, f'"{path}" is swept twice (first at {set_at[path]})')
+        return False
+    set_at[path] = node.key or node.at
+    return path_is_known(path, node, problems)
+
+
+def path_is_known(path: str, node: Node, problems: Problems) -> bool:
+    section, *rest = path.split(".")
+    if section in SECTIONS and has_field(SECTIONS[section], rest):
+        return True
+    problems.add(node.key or node.at, f'sweep path "{path}" is not a config field.{suggest(path, known_paths())}')
+    return False
+
+
+def has_field(model: type[BaseModel], parts: Sequence[str]) -> bool:
+    if not parts:
+        return True
+    if parts[0] not in model.model_fields:
+        return model.model_config.get("extra") == "allow"
+    inner = inner_model(model.model_fields[parts[0]].annotation)
+    return len(parts) == 1 or (inner is not None and has_field(inner, parts[1:]))
+
+
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model in `Model` or `Model | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := inner_model(part))), None)
+
+
+def known_paths() -> list[str]:
+    """Every config path, but for the arguments of tasks and mixers, which only their code knows."""
+
+    def below(model: type[BaseModel], prefix: str) -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            yield f"{prefix}.{name}"
+            inner = inner_model(field.annotation)
+            if inner:
+                yield from below(inner, f"{prefix}.{name}")
+
+    return [path for name, model in SECTIONS.items() for path in (name, *below(model, name))]
+
+
+def default(path: str) -> Any:
+    """The value of a field that nobody set; None where it has no default."""
+    section, _, field = path.partition(".")
+    fields = SECTIONS[section].model_fields
+    found = fields[field].get_default() if field in fields and not fields[field].is_required() else None
+    return json.loads(found.model_dump_json()) if isinstance(found, BaseModel) else found
+
+
+def mapping(node: Node | None, what: str, problems: Problems, known: Sequence[str] | None = None) -> dict[str, Node]:
+    """The items of a mapping, without those whose keys are not among the known ones."""
+    if node is None or node.value is None:
+        return {}
+    if not isinstance(node.value, dict):
+        problems.add(node.at, f"{what} should be a mapping, got {shown(node.plain())}")
+        return {}
+    for key, value in node.value.items():
+        if known is not None and key not in known:
+            problems.add(value.key or value.at, f'unknown key "{dotted(what, key)}".{suggest(key, list(known))}')
+    return {key: value for key, value in node.value.items() if known is None or key in known}
+
+
+def dotted(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def sequence(node: Node | None, what: str, problems: Problems) -> list[Node]:
+    if node is None or node.value is None:
+        return []
+    if isinstance(node.value, list):
+        return node.value
+    problems.add(node.at, f"{what} should be a list, got {shown(node.plain())}")
+    return []
+
+
+def validate(
+    model: type[M],
+    node: Node,
+    path: str,
+    problems: Problems,
+    *,
+    given: dict[str, Any] | None = None,
+    partial: bool = False,
+) -> M | None:
+    """The node's data as a pydantic model, read as JSON so that lists serve as tuples; None when there are problems.
+
+    `given` are fields that the node does not hold. `partial` leaves missing fields unmentioned.
+    """
+    data = node.plain()
+    try:
+        return model.model_validate_json(json.dumps(data | (given or {}) if isinstance(data, dict) else data))
+    except ValidationError as fault:
+        for at, message in explained(fault, model, node, path, partial):
+            problems.add(at, message)
+    return None
+
+
+def explained(
+    fault: ValidationError, model: type[BaseModel], node: Node, path: str, partial: bool = False
+) -> Iterator[tuple[Place, str]]:
+    """Pydantic's complaints as ours: at the place of the value, by its dotted path, with a suggestion if near."""
+    wrong: dict[str, tuple[Place, list[str], Any]] = {}
+    for error in fault.errors(include_url=False):
+        inside: list[str] = []
+        at = node
+        for part in error["loc"]:
+            below = at.child(part)
+            if below is None:
+                break
+            at, inside = below, [*inside, str(part)]
+        name = dotted(path, *inside)
+        if error["type"] == "missing":
+            if not partial:
+                yield at.at, f'"{".".join([path, *map(str, error["loc"])])}" is missing'
+        elif error["type"] == "extra_forbidden":
+            owner = model_at(model, inside[:-1])
+            known = list(owner.model_fields) if owner else []
+            yield at.key or at.at, f'unknown key "{name}".{suggest(inside[-1], known)}'
+        elif error["type"] == "value_error":
+            yield at.at, f"{name}: {error['msg'].removeprefix('Value error, ')}"
+        else:
+            wrong.setdefault(name, (at.at, [], error["input"]))[1].append(wanted(error["msg"]))
+    for name, (place, wants, got) in wrong.items():
+        choices = [word for want in wants for word in re.findall(r"'([^']*)'", want)]
+        near = suggest(got, choices) if isinstance(got, str) and choices else ""
+        near = near if "Did you mean" in near else ""
+        yield place, f"{name} should be {' or '.join(wants)}, got {shown(got)}.{near}".removesuffix(".")
+
+
+def wanted(message: str) -> str:
+    """What pydantic says a value should be, in the words of YAML."""
+    for said, meant in (
+        ("Input should be ", ""),
+        ("a valid integer", "a whole number"),
+        ("a valid number", "a number"),
+        ("a valid string", "a word"),
+        ("a valid boolean", "true or false"),
+        ("a valid array", "a list"),
+        ("an object", "a mapping"),
+    ):
+        message = message.replace(said, meant)
+    return message
+
+
+def model_at(model: type[BaseModel], parts: Sequence[str]) -> type[BaseModel] | None:
+    for part in parts:
+        inner = inner_model(model.model_fields[part].annotation) if part in model.model_fields else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
