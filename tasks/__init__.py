@@ -4,17 +4,20 @@ A task is a frozen dataclass whose fields are its YAML keys. Its rows are statel
 is a pure function of these, the same bits on every device and in any batch. Tasks know nothing of mixers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from mixassay import draws
 from mixassay.registry import Registry
 
 IGNORE = -100
 """Label of a position that is not scored (PyTorch's own convention)."""
 
 Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,17 @@ class Rows:
 
     def targets(self) -> Tensor:
         """Dense labels int64 [N, T], IGNORE wherever nothing is scored."""
-        dense = self.tokens.new_full((self.tokens.shape[0], self.tokens.shape[1] + 1), IGNORE)
-        at = self.positions.masked_fill(self.labels == IGNORE, self.tokens.shape[1])  # empty places go to a spare column
+        N, T = self.tokens.shape
+        dense = self.tokens.new_full((N, T + 1), IGNORE)
+        at = self.positions.masked_fill(self.labels == IGNORE, T)  # empty places go to a spare column
         return dense.scatter(1, at, self.labels)[:, :-1].contiguous()
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "Rows":
+        """`fn` on every tensor: `rows.map(lambda x: x[:8])`, `rows.map(torch.Tensor.cuda)`."""
+        return Rows(fn(self.tokens), fn(self.positions), fn(self.labels), {k: fn(v) for k, v in self.slices.items()})
+
+    def tensors(self) -> list[Tensor]:
+        return [self.tokens, self.positions, self.labels, *self.slices.values()]
 
 
 @runtime_checkable
@@ -56,6 +67,29 @@ class Task(Protocol):
         Validation and test rows are asked for with seed 0 whatever the run's seed: all runs face the same questions.
         """
         ...
+
+
+def draw_rows(
+    draw: Callable[[Tensor], Rows], words: int, index: Tensor, *, seed: int | Tensor, split: Split, stream: int
+) -> Rows:
+    """Rows of a task from `draw`, a function of `words` random 32-bit words a row, int64 [n, words] -> n Rows.
+
+    Row numbers stay below 2^61; the bits above hold the split, so that no two splits ever share a word. A big
+    request is drawn in pieces that fit the cache, straight into the tensors that are returned.
+    """
+    counter = index + (SPLITS.index(split) << 61)
+    piece = max(1, draws.piece(index.device) // words)
+    out: Rows | None = None
+    for start in range(0, max(1, len(index)), piece):
+        here = slice(start, start + piece)
+        rows = draw(draws.bits(seed if isinstance(seed, int) else seed[here], counter[here], stream, words))
+        if len(index) <= piece:
+            return rows
+        out = out or rows.map(lambda x: x.new_empty(len(index), *x.shape[1:]))
+        for whole, part in zip(out.tensors(), rows.tensors(), strict=True):
+            whole[here] = part
+    assert out is not None
+    return out
 
 
 task: Registry[type[Task]] = Registry("task", "mixassay.tasks")

@@ -8,15 +8,17 @@ a missing dependency breaks one mixer, not the package. A plug-in registers itse
 import difflib
 import importlib
 import inspect
+import json
 import pkgutil
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 from mixassay.errors import UserError
 
 T = TypeVar("T", bound=type)
+C = TypeVar("C", bound=type)  # the class as written: a decorated class keeps its own type
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -32,13 +34,13 @@ class Registry(Generic[T]):
         self.kind, self.package = kind, package
         self._found: dict[str, T] = {}
 
-    def __call__(self, name: str) -> Callable[[T], T]:
-        def register(cls: T) -> T:
+    def __call__(self, name: str) -> Callable[[C], C]:
+        def register(cls: C) -> C:
             taken = self._found.get(name)
             same = taken is not None and (taken.__module__, taken.__qualname__) == (cls.__module__, cls.__qualname__)
             if (taken is not None and not same) or (name in self._files() and cls.__module__ != self._module(name)):
                 raise UserError(f'{self.kind} "{name}" is taken; choose another name for {cls.__module__}.{cls.__name__}')
-            self._found[name] = cls
+            self._found[name] = cast(T, cls)
             return cls
 
         return register
@@ -67,7 +69,7 @@ def arguments(cls: type, given: tuple[str, ...] = ()) -> type[BaseModel]:
 
     `given` names the arguments that the harness supplies (for a mixer `d_model`), which YAML may not set.
     """
-    hints = get_type_hints(cls.__init__)
+    hints = get_type_hints(cls.__init__)  # type: ignore[misc]  # the class's own, of which no subclass is meant
     fields: dict[str, Any] = {}
     for p in list(inspect.signature(cls).parameters.values()):
         if p.name in given:
@@ -76,3 +78,9 @@ def arguments(cls: type, given: tuple[str, ...] = ()) -> type[BaseModel]:
             raise UserError(f"{cls.__module__}.{cls.__name__}: argument {p.name} must be named and annotated")
         fields[p.name] = (hints[p.name], ... if p.default is p.empty else p.default)
     return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True, frozen=True), **fields)
+
+
+def bind(cls: type, args: Mapping[str, Any], given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The arguments as the class's annotations want them (YAML's lists as tuples). Raises pydantic's ValidationError."""
+    bound = arguments(cls, given).model_validate_json(json.dumps(dict(args)))
+    return {name: getattr(bound, name) for name in args}
