@@ -3,23 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
-
-def show(value: Any) -> str:
-    """A swept value: `{"name": "gla", "expand_k": 0.5}` is `gla expand_k=0.5`."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump()
-    if isinstance(value, Mapping):
-        return " ".join([str(value[k]) if k == "name" else f"{k}={show(value[k])}" for k in value])
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(show(item) for item in value) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+from mixassay.spec import plain
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """`mixer=gla d_model=64`, keys cut to their last part."""
-    return " ".join(f"{short(path)}={show(value)}" for path, value in values.items())
+    """`seq_len=64 num_kv=4`, paths cut to their last part."""
+    return " ".join(f"{short(path)}={plain(value)}" for path, value in values.items())
 
 
 def short(path: str) -> str:

@@ -1,26 +1,25 @@
-"""A table written down: for the terminal, Markdown, LaTeX (booktabs), CSV and JSON.
+"""A table as people read it: for the terminal, in Markdown and in LaTeX (booktabs), from one grid of texts."""
 
-The first three show the same grid of texts; CSV and JSON are long form, with every seed's own value at full
-precision.
-"""
-
-import csv
-import io
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from mixassay.record import RunRecord
 from mixassay.runners import stats
-from mixassay.runners.labels import short, show
+from mixassay.runners.labels import short
 from mixassay.runners.report import Entry, Table
+from mixassay.spec import plain
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-Lines = tuple[str, ...]
-"""One cell of a grid: what must be read first, and what may be left out where space is short."""
+
+class Cell(NamedTuple):
+    """One cell of a grid: the number or name, what must be said with it, and what may stay out for want of space."""
+
+    text: str
+    mark: str = ""
+    small: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,38 +27,42 @@ class Grid:
     """Texts in rows. `left` columns are names, the others numbers; `bold` holds (row, column) places."""
 
     title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Lines, ...], ...]
+    heads: tuple[tuple[str, ...], ...]  # each a few lines
+    rows: tuple[tuple[Cell, ...], ...]
     left: int
     bold: frozenset[tuple[int, int]]
     caption: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
+BOLD = "Bold: better than every other complete row, by the 95 % interval (Welch) of the difference."
+
+
 def grid(table: Table) -> Grid:
     """The table as texts: one column of numbers gets n, min and solved as columns, several get them as small print."""
     wide = len(table.columns) > 1
-    worst = "min" if table.higher_is_better else "max"
-    heads = [*(short(path) for path in table.row_heads)]
+    heads: list[tuple[str, ...]] = [(short(path),) for path in table.row_heads]
     left = len(heads)
-    heads += [", ".join(column) or table.metric for column in table.columns]
+    heads += [column or (table.metric,) for column in table.columns]
     if not wide:
-        heads += ["n", worst, *(["solved"] if table.points else [])]
+        heads += [("n",), (table.worst,), *([("solved",)] if table.points else [])]
     facts = _facts(table)
     heads += facts
     rows, bold = [], set()
     for i, row in enumerate(table.rows):
         entries = [table.entries.get((row, column)) for column in table.columns]
-        cells: list[Lines] = [(name,) for name in row]
+        cells = [Cell(name) for name in row]
         for j, entry in enumerate(entries):
             cells.append(_cell(table, entry, small_print=wide))
             if entry is not None and _is_best(table, entry, table.columns[j]):
                 bold.add((i, left + j))
+        known = [entry for entry in entries if entry is not None]
         if not wide:
-            cells += _columns(table, entries[0])
-        cells += [(_join([entry for entry in entries if entry is not None], fact),) for fact in facts.values()]
+            cells += [Cell(text) for text in (str(len(known[0].values)), *_extremes(table, known[0]))]
+        cells += [Cell(_join(known, fact)) for fact in facts.values()]
         rows.append(tuple(cells))
-    return Grid(table.title, tuple(heads), tuple(rows), left, frozenset(bold), table.caption, table.warnings)
+    caption = (*table.caption, *([BOLD] if bold else []))
+    return Grid(table.title, tuple(heads), tuple(rows), left, frozenset(bold), caption, table.warnings)
 
 
 def number(table: Table, value: float) -> str:
@@ -73,29 +76,29 @@ def mean_std(table: Table, moments: stats.Moments | None) -> str:
     return number(table, moments.mean) + (f" ± {number(table, moments.std)}" if moments.std is not None else "")
 
 
-def _cell(table: Table, entry: Entry | None, small_print: bool) -> Lines:
+def _cell(table: Table, entry: Entry | None, small_print: bool) -> Cell:
     if entry is None:
-        return ("",)
-    first = mean_std(table, entry.moments) + ("†" if entry.runs.older else "")
+        return Cell("")
+    text, mark = mean_std(table, entry.moments) + ("†" if entry.runs.older else ""), ""
+    small: tuple[str, ...] = ()
     if not entry.complete:
         ended = [f"{count} {status}" for status, count in entry.ended.items()]
-        first += f" ({', '.join([f'{len(entry.values)}/{len(entry.runs.seeds)}', *ended])})"
+        mark = f"({', '.join([f'{len(entry.values)}/{len(entry.runs.seeds)}', *ended])})"
     elif len(entry.values) == 1:
-        first += " (n=1)"
-    if not small_print or not entry.values:
-        return (first,)
-    worst, solved = (line[0] for line in [*_columns(table, entry), ("",)][1:3])
-    return (first, f"{'min' if table.higher_is_better else 'max'} {worst}" + (f", solved {solved}" if solved else ""))
+        mark = "(n=1)"
+    if small_print and entry.values:
+        small = tuple(f"{w} {v}" for w, v in zip((table.worst, "solved"), _extremes(table, entry), strict=False))
+    return Cell(text, mark, small)
 
 
-def _columns(table: Table, entry: Entry | None) -> list[Lines]:
-    """n, min, solved"""
-    values = list(entry.values.values()) if entry is not None else []
-    found = [str(len(values)), number(table, (min if table.higher_is_better else max)(values)) if values else "–"]
+def _extremes(table: Table, entry: Entry) -> list[str]:
+    """The worst seed and, for an accuracy, how many of the seeds with an outcome solved the task."""
+    values = list(entry.values.values())
+    worst = min if table.higher_is_better else max
+    found = [number(table, worst(values)) if values else "–"]
     if table.points:
-        settled = entry.settled if entry is not None else 0
-        found.append(f"{stats.solved(values, table.solved_at)}/{settled}" if settled else "–")
-    return [(text,) for text in found]
+        found.append(f"{stats.solved(values, table.solved_at)}/{entry.settled}" if entry.settled else "–")
+    return found
 
 
 def _is_best(table: Table, entry: Entry, column: tuple[str, ...]) -> bool:
@@ -110,26 +113,26 @@ def _is_best(table: Table, entry: Entry, column: tuple[str, ...]) -> bool:
     return all(sign * d.value > 0 and d.clear for d in differences)
 
 
-def _facts(table: Table) -> dict[str, Callable[[RunRecord], str]]:
+def _facts(table: Table) -> dict[tuple[str, ...], Callable[[RunRecord], str]]:
     """What a row costs: heading -> text of one run."""
     used = [record for entry in table.entries.values() for record in entry.runs.ok]
-    facts: dict[str, Callable[[RunRecord], str]] = {}
+    facts: dict[tuple[str, ...], Callable[[RunRecord], str]] = {}
     lengths = {max(map(int, record.state_bytes)) for record in used if record.state_bytes}
     if lengths:
-        at = f" at T={min(lengths)}" if len(lengths) == 1 else ", longest T"
-        facts[f"state bytes{at}"] = lambda r: f"{r.state_bytes[max(r.state_bytes, key=int)]:,}" if r.state_bytes else ""
+        at = f"at T={min(lengths)}" if len(lengths) == 1 else "at the longest T"
+        facts["state bytes", at] = lambda r: f"{r.state_bytes[max(r.state_bytes, key=int)]:,}" if r.state_bytes else ""
     if used:
-        facts["parameters"] = lambda r: f"{r.params:,}" if r.params else ""
-        facts["s/run"] = lambda r: f"{r.time.seconds:.3g}"
+        facts[("parameters",)] = lambda r: f"{r.params:,}" if r.params else ""
+        facts[("s/run",)] = lambda r: f"{r.time.seconds:.3g}"
     for path in table.tuned:
-        facts[short(path)] = lambda r, path=path: show(r.tuned[path]) if path in r.tuned else ""  # type: ignore[misc]
+        facts[(short(path),)] = lambda r, path=path: plain(r.tuned[path]) if path in r.tuned else ""  # type: ignore[misc]
     return facts
 
 
 def _join(entries: Sequence[Entry], fact: Callable[[RunRecord], str]) -> str:
-    """A fact of a row, once if it is the same in all its cells, else in the order of the columns."""
-    texts = [text for entry in entries if entry.runs.ok and (text := fact(_middle(entry.runs.ok)))]
-    return " / ".join(texts[:1] if len(set(texts)) == 1 else dict.fromkeys(texts))
+    """A fact of a row: once if it is the same for all its configurations, else one after the other."""
+    texts = [fact(_middle(entry.runs.ok)) if entry.runs.ok else "–" for entry in entries if entry.at is None]
+    return " / ".join(texts[:1] if len(set(texts)) == 1 else texts)
 
 
 def _middle(records: Sequence[RunRecord]) -> RunRecord:
@@ -137,46 +140,77 @@ def _middle(records: Sequence[RunRecord]) -> RunRecord:
     return sorted(records, key=lambda record: record.time.seconds)[len(records) // 2]
 
 
-def rich(grid: Grid) -> "Group":
-    """For the terminal: `console.print(rich(grid))`."""
+def rich(grid: Grid, width: int = 80) -> "Group":
+    """For the terminal: `console.print(rich(grid, console.width))`. What is too wide continues in another table."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(title=grid.title, title_justify="left")
-    for j, head in enumerate(grid.heads):
-        shown.add_column(Text(head), justify="left" if j < grid.left else "right")
-    for i, row in enumerate(grid.rows):
-        cells = [Text("\n".join(cell), style="bold" if (i, j) in grid.bold else "") for j, cell in enumerate(row)]
-        shown.add_row(*cells)
+    def text(i: int, j: int) -> Text:
+        cell = grid.rows[i][j]
+        shown = Text(cell.text, style="bold" if (i, j) in grid.bold else "")
+        for line in _lines(cell)[1:]:
+            shown.append(f"\n{line}", style="not bold dim")
+        return shown
+
+    tables = []
+    for columns in _parts(grid, width):
+        table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+        for j in columns:
+            table.add_column("\n".join(grid.heads[j]), justify="left" if j < grid.left else "right", no_wrap=True)
+        for i in range(len(grid.rows)):
+            table.add_row(*(text(i, j) for j in columns))
+        tables.append(table)
     notes = [Text(line, style="dim") for line in grid.caption]
-    return Group(shown, *notes, *(Text(f"warning: {line}", style="yellow") for line in grid.warnings))
+    warnings = [Text(f"warning: {line}", style="yellow") for line in grid.warnings]
+    return Group(Text(grid.title, style="italic"), *tables, *notes, *warnings)
+
+
+def _lines(cell: Cell) -> list[str]:
+    return [cell.text, *filter(None, cell.mark.strip("()").split(", ")), *cell.small]
+
+
+def _parts(grid: Grid, width: int) -> list[list[int]]:
+    """Columns in groups that fit, each with the names of the rows."""
+    names = list(range(grid.left))
+    widths = [
+        2 + max(len(line) for lines in (head, *(_lines(row[j]) for row in grid.rows)) for line in lines)
+        for j, head in enumerate(grid.heads)
+    ]
+    parts = [names]
+    for j in range(grid.left, len(widths)):
+        if sum(widths[k] for k in parts[-1]) + widths[j] > width - 2 and parts[-1] != names:
+            parts.append(names)
+        parts[-1] = [*parts[-1], j]
+    return parts
 
 
 def markdown(grid: Grid) -> str:
-    def text(cell: Lines, bold: bool) -> str:
-        first, *rest = (line.replace("|", "\\|") for line in cell)
-        return "<br>".join([f"**{first}**" if bold else first, *rest])
+    def text(cell: Cell, bold: bool = False) -> str:
+        first = f"**{cell.text}**" if bold else cell.text
+        return "<br>".join([f"{first} {cell.mark}".rstrip(), *cell.small]).replace("|", "\\|")
 
-    lines = [f"**{grid.title}**", ""]
-    lines.append("| " + " | ".join(text((head,), False) for head in grid.heads) + " |")
+    def row(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    lines = [f"**{grid.title}**", "", row(text(Cell(" ".join(head))) for head in grid.heads)]
     lines.append("|" + "|".join("---" if j < grid.left else "---:" for j in range(len(grid.heads))) + "|")
-    for i, row in enumerate(grid.rows):
-        lines.append("| " + " | ".join(text(cell, (i, j) in grid.bold) for j, cell in enumerate(row)) + " |")
-    lines += ["", *(line + "  " for line in grid.caption), *(f"**Warning:** {line}  " for line in grid.warnings)]
-    return "\n".join(line if line.endswith("  ") else line.rstrip() for line in lines) + "\n"
+    lines += [row(text(c, (i, j) in grid.bold) for j, c in enumerate(cells)) for i, cells in enumerate(grid.rows)]
+    lines += ["", *(f"- {line}" for line in (*grid.caption, *(f"**Warning:** {line}" for line in grid.warnings)))]
+    return "\n".join(lines) + "\n"
 
 
 def latex(grid: Grid) -> str:
     """A booktabs table; the small print of cells stays out."""
 
-    def row(cells: Sequence[str]) -> str:
+    def text(cell: Cell, bold: bool) -> str:
+        first = rf"\textbf{{{_tex(cell.text)}}}" if bold else _tex(cell.text)
+        return f"{first} {_tex(cell.mark)}".rstrip()
+
+    def row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 
-    body = [
-        row([rf"\textbf{{{_tex(c[0])}}}" if (i, j) in grid.bold else _tex(c[0]) for j, c in enumerate(cells)])
-        for i, cells in enumerate(grid.rows)
-    ]
     notes = " ".join(_tex(line) for line in (*grid.caption, *(f"Warning: {line}." for line in grid.warnings)))
     lines = [
         r"\begin{table}",
@@ -184,9 +218,9 @@ def latex(grid: Grid) -> str:
         rf"\caption{{{_tex(grid.title)}. {notes}}}",
         rf"\begin{{tabular}}{{{'l' * grid.left}{'r' * (len(grid.heads) - grid.left)}}}",
         r"\toprule",
-        row([_tex(head) for head in grid.heads]),
+        row(_tex(" ".join(head)) for head in grid.heads),
         r"\midrule",
-        *body,
+        *(row(text(c, (i, j) in grid.bold) for j, c in enumerate(cells)) for i, cells in enumerate(grid.rows)),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -203,77 +237,3 @@ TEX = {
 
 def _tex(text: str) -> str:
     return "".join(TEX.get(sign, sign) for sign in text)
-
-
-def long_form(table: Table) -> list[dict[str, Any]]:
-    """One mapping for each number of the table: means in the metric's own unit, and the seeds' values."""
-    found = []
-    for (row, column), entry in table.entries.items():
-        m, values = entry.moments, list(entry.values.values())
-        runs = {record.seed: record for record in entry.runs.records}
-        found.append(
-            {
-                **dict(zip(table.row_heads, row, strict=True)),
-                "column": ", ".join(column),
-                "metric": table.metric,
-                "n": len(values),
-                "seeds": len(entry.runs.seeds),
-                "mean": m.mean if m else None,
-                "std": m.std if m else None,
-                "min": min(values, default=None),
-                "max": max(values, default=None),
-                "solved": stats.solved(values, table.solved_at) if table.points else None,
-                "ended": entry.ended,
-                "older_code": entry.runs.older,
-                "cell": entry.runs.cell,
-                "runs": [
-                    {
-                        "seed": seed,
-                        "status": runs[seed].status if seed in runs else "missing",
-                        "value": entry.values.get(seed),
-                        "tuned": runs[seed].tuned if seed in runs else {},
-                        "seconds": runs[seed].time.seconds if seed in runs else None,
-                        "params": runs[seed].params if seed in runs else None,
-                        "state_bytes": runs[seed].state_bytes if seed in runs else {},
-                        "commit": runs[seed].code.commit if seed in runs else None,
-                        "source": runs[seed].code.source if seed in runs else None,
-                    }
-                    for seed in entry.runs.seeds
-                ],
-            }
-        )
-    return found
-
-
-def to_json(table: Table) -> str:
-    data = {
-        "title": table.title,
-        "metric": table.metric,
-        "std": "sample, ddof=1",
-        "solved_at": table.solved_at,
-        "caption": table.caption,
-        "warnings": table.warnings,
-        "cells": long_form(table),
-    }
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def to_csv(table: Table) -> str:
-    """One line for each number and seed; a seed that never ran has status `missing` and no value."""
-    out = io.StringIO()
-    rows = [
-        {
-            **{key: value for key, value in cell.items() if key not in ("runs", "ended")},
-            **{key: _flat(value) for key, value in run.items()},
-        }
-        for cell in long_form(table)
-        for run in cell["runs"]
-    ]
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value

@@ -9,76 +9,22 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mixassay.errors import UserError
 from mixassay.record import SETTLED, RunRecord
 from mixassay.registry import suggest
 from mixassay.runners import stats
-from mixassay.runners.labels import find, pairs, short, show, spans
-
-EVAL = "eval"
-"""As a column: one column for each evaluation cell, after their mean."""
-
-
-class Cell(Protocol):
-    """One configuration of a sweep: its hash, and path -> value for what was swept."""
-
-    @property
-    def cell(self) -> str: ...
-    @property
-    def axes(self) -> Mapping[str, Any]: ...
-
-
-class Compare(Protocol):
-    @property
-    def solved_at(self) -> float: ...
-
-
-class Settings(Protocol):
-    @property
-    def metric(self) -> str: ...
-    @property
-    def rows(self) -> str | Sequence[str] | None: ...
-    @property
-    def columns(self) -> str | Sequence[str] | None: ...
-    @property
-    def compare(self) -> Compare: ...
-    @property
-    def title(self) -> str | None: ...
-    @property
-    def notes(self) -> str | Sequence[str] | None: ...
-
-
-class Select(Protocol):
-    @property
-    def axes(self) -> Mapping[str, Sequence[Any]]: ...
-    @property
-    def by(self) -> str: ...
-    @property
-    def seeds(self) -> Sequence[int]: ...
-
-
-class SweepLike(Protocol):
-    """What a report asks of a sweep."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seeds(self) -> Sequence[int]: ...
-    @property
-    def report(self) -> Settings: ...
-    @property
-    def select(self) -> Select | None: ...
-    def cells(self) -> Iterable[Cell]: ...
+from mixassay.runners.labels import find, pairs, short, spans
+from mixassay.spec import cell_labels, mixer_labels, plain
+from mixassay.sweep import Cell, Sweep
 
 
 @dataclass(frozen=True)
 class Runs:
     """The runs that stand for one configuration: at most one a seed, all of one code, data, machine and tuning."""
 
-    cell: str
-    axes: Mapping[str, Any]
+    cell: Cell
     seeds: tuple[int, ...]  # as asked for
     records: tuple[RunRecord, ...]
     older: bool  # made by other code than the present
@@ -144,8 +90,12 @@ class Table:
     def higher_is_better(self) -> bool:
         return not self.metric.endswith("loss")
 
+    @property
+    def worst(self) -> str:
+        return "min" if self.higher_is_better else "max"
 
-def build(sweep: SweepLike, records: Iterable[RunRecord], *, sources: Mapping[str, str] | None = None) -> Table:
+
+def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, str] | None = None) -> Table:
     """The table of a sweep.
 
     `records` are the suite's, as `Store.read` gives them; `sources` maps a cell to the hash of its present code
@@ -156,25 +106,27 @@ def build(sweep: SweepLike, records: Iterable[RunRecord], *, sources: Mapping[st
     for record in records:
         (reported if record.role == "report" else tuning).setdefault(record.cell, []).append(record)
     sources = sources or {}
-    all_runs = [choose(c, reported.get(c.cell, []), tuple(sweep.seeds), sources.get(c.cell)) for c in sweep.cells()]
+    all_runs = [choose(c, reported.get(c.cell, []), sweep.seeds, sources.get(c.cell)) for c in sweep.cells()]
     metric = sweep.report.metric
     _check_metric(metric, all_runs)
-    row_heads, placed, wants_eval = _layout(all_runs, listed(sweep.report.rows), listed(sweep.report.columns))
+    columns, by_eval = _columns(sweep)
     entries: dict[tuple[Label, Label], Entry] = {}
-    for (row, column), runs in placed.items():
-        for at in [None, *(_eval_cells(all_runs, metric) if wants_eval else [])]:
-            column_label = (*column, "mean" if at is None else pairs(at)) if wants_eval else column
-            entries[row, column_label] = Entry(runs, at, _values(runs, metric, at))
+    for runs, row, column in zip(all_runs, _labels(sweep, (sweep.report.rows,)), _labels(sweep, columns), strict=True):
+        under = tuple(f"{short(path)}={value}" for path, value in zip(columns, column, strict=True))
+        for at in [None, *(cell_labels(runs.cell.sections.task) if by_eval else [])]:
+            place = row, (*under, "mean" if at is None else pairs(at)) if by_eval else under
+            assert place not in entries, f"two cells share a place in the table: {place}"  # refused by Sweep.load
+            entries[place] = Entry(runs, at, _values(runs, metric, at))
     return Table(
         title=sweep.report.title or sweep.name,
         metric=metric,
         solved_at=sweep.report.compare.solved_at,
-        row_heads=row_heads,
+        row_heads=(sweep.report.rows,),
         rows=tuple(dict.fromkeys(row for row, _ in entries)),
         columns=tuple(dict.fromkeys(column for _, column in entries)),
         entries=entries,
-        tuned=tuple(sorted({path for runs in all_runs for record in runs.records for path in record.tuned})),
-        caption=(*_caption(sweep, all_runs), *listed(sweep.report.notes)),
+        tuned=tuple(sweep.tuned),
+        caption=tuple(_caption(sweep, all_runs)),
         warnings=tuple(_warnings(all_runs, tuning)),
     )
 
@@ -188,7 +140,7 @@ def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], cur
             key = (record.code.source, record.data, str(record.env.get("class")), tuned)
             versions.setdefault(key, {})[record.seed] = record
     if not versions:
-        return Runs(cell.cell, cell.axes, seeds, (), older=False, aside=0)
+        return Runs(cell, seeds, (), older=False, aside=0)
 
     def rank(key: tuple[str, str, str, str]) -> tuple[bool, str]:
         runs = versions[key].values()
@@ -198,7 +150,7 @@ def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], cur
     best = max(versions, key=rank)
     aside = sum(len(runs) for key, runs in versions.items() if key != best and key[0] == best[0])
     picked = tuple(versions[best][seed] for seed in seeds if seed in versions[best])
-    return Runs(cell.cell, cell.axes, seeds, picked, older=current not in (None, best[0]), aside=aside)
+    return Runs(cell, seeds, picked, older=current not in (None, best[0]), aside=aside)
 
 
 def _check_metric(metric: str, all_runs: Sequence[Runs]) -> None:
@@ -207,46 +159,40 @@ def _check_metric(metric: str, all_runs: Sequence[Runs]) -> None:
         raise UserError(f'no record holds the metric "{metric}".{suggest(metric, known)}')
 
 
-def _layout(
-    all_runs: Sequence[Runs], rows: Label, columns: Label
-) -> tuple[Label, dict[tuple[Label, Label], Runs], bool]:
-    """Where each configuration stands. What is swept but named by neither rows nor columns is never pooled over."""
-    swept = tuple(dict.fromkeys(path for runs in all_runs for path in runs.axes))
-    rows = rows or ("mixer",)
-    wants_eval = EVAL in columns
-    paths = tuple(path for path in columns if path != EVAL)
-    if not columns:
-        paths = tuple(path for path in swept if path not in rows and len({_label(runs, path) for runs in all_runs}) > 1)
-    while True:
-        placed: dict[tuple[Label, Label], Runs] = {}
-        for runs in all_runs:
-            row = tuple(_label(runs, path) for path in rows)
-            column = tuple(f"{short(path)}={_label(runs, path)}" for path in paths)
-            twin = placed.setdefault((row, column), runs)
-            if twin is not runs:
-                break
-        else:
-            return rows, placed, wants_eval
-        telling = [path for path in swept if _label(twin, path) != _label(runs, path)]
-        if not telling:
-            raise UserError(f"two cells of the sweep look alike in every axis: {pairs(runs.axes) or runs.cell}")
-        rows = (*rows, telling[0])
+def _columns(sweep: Sweep) -> tuple[Label, bool]:
+    """The paths of the columns, and whether evaluation cells are columns too.
+
+    They are when a column is one of the task's fields in which they differ: `columns: [task.num_kv]` for a task that
+    is evaluated at several `num_kv`. Without `columns`, all that is swept and varies.
+    """
+    cells, swept = sweep.cells(), _swept(sweep)
+    if sweep.report.columns is None:
+        varying = [path for path in swept if len({plain(cell.axes.get(path)) for cell in cells}) > 1]
+        return tuple(path for path in varying if path != sweep.report.rows), False
+    evaluated = {f"task.{key}" for cell in cells for label in cell_labels(cell.sections.task) for key in label}
+    paths = tuple(path for path in sweep.report.columns if path not in evaluated.difference(swept))
+    return paths, paths != sweep.report.columns
 
 
-def _label(runs: Runs, path: str) -> str:
-    """The value at a path: as swept, or as the records have it."""
-    if path in runs.axes:
-        return show(runs.axes[path])
-    fixed = find(runs.records[0].config, path) if runs.records else "?"
-    return str(fixed["name"]) if isinstance(fixed, Mapping) and "name" in fixed else show(fixed)
+def _swept(sweep: Sweep) -> Label:
+    return tuple(dict.fromkeys(path for cell in sweep.cells() for path in cell.axes))
 
 
-def _eval_cells(all_runs: Sequence[Runs], metric: str) -> list[Mapping[str, Any]]:
-    """The distinct evaluation cells of the metric's split, in order of appearance."""
-    split = metric.split("/")[0]
-    return list(
-        {pairs(e.cell): e.cell for runs in all_runs for r in runs.ok for e in r.eval if e.split == split}.values()
-    )
+def _labels(sweep: Sweep, paths: Label) -> list[Label]:
+    """For each cell of the sweep its values at these paths, as texts."""
+    cells = sweep.cells()
+    shown = (sweep.report.rows, *(_swept(sweep) if sweep.report.columns is None else sweep.report.columns))
+    hide = [path.removeprefix("mixer.") for path in shown if path.startswith("mixer.")]
+    mixers = mixer_labels([cell.sections.mixer for cell in cells], hide)
+    configs = [cell.sections.config() for cell in cells]
+    return [
+        tuple(mixer if path == "mixer" else _text(find(config, path)) for path in paths)
+        for mixer, config in zip(mixers, configs, strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value["name"]) if isinstance(value, Mapping) and set(value) == {"name"} else plain(value)
 
 
 def _values(runs: Runs, metric: str, at: Mapping[str, Any] | None) -> dict[int, float]:
@@ -262,7 +208,7 @@ def _values(runs: Runs, metric: str, at: Mapping[str, Any] | None) -> dict[int, 
     return found
 
 
-def _caption(sweep: SweepLike, all_runs: Sequence[Runs]) -> list[str]:
+def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
     """What must be said for the numbers to mean something."""
     metric, used = sweep.report.metric, [record for runs in all_runs for record in runs.records]
     unit = ", in points" if metric.endswith("accuracy") else ""
@@ -280,15 +226,15 @@ def _caption(sweep: SweepLike, all_runs: Sequence[Runs]) -> list[str]:
         devices = sorted({str(record.env.get("class")) for record in used})
         data = sorted({record.data for record in used})
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
-    older = [pairs(runs.axes) or runs.cell for runs in all_runs if runs.older]
+    older = [str(runs.cell) for runs in all_runs if runs.older]
     if older:
         lines.append(f"† made by older code than the present: {'; '.join(older)}.")
-    return lines
+    return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
 
 
-def _tuning_rule(sweep: SweepLike, used: Sequence[RunRecord]) -> str:
+def _tuning_rule(sweep: Sweep, used: Sequence[RunRecord]) -> str:
     if sweep.select is not None:
-        grid = ", ".join(f"{path} of {len(values)}" for path, values in sweep.select.axes.items())
+        grid = ", ".join(f"{path} of {len(values)}" for path, values in sweep.tuned.items())
         seeds = spans(sweep.select.seeds)
         return f"Chosen for each cell on {sweep.select.by} with tuning seeds {seeds}, then frozen: {grid} values."
     rates = sorted({rate for record in used if isinstance(rate := find(record.config, "train.lr"), float)})
@@ -304,7 +250,7 @@ def _commit(record: RunRecord) -> str:
 def _warnings(all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     found = []
     for runs in all_runs:
-        name = pairs(runs.axes) or runs.cell
+        name = str(runs.cell)
         numbers = [record.metrics for record in runs.ok]
         solved = all(value in (1.0, None) for metrics in numbers for k, value in metrics.items() if "accuracy" in k)
         if len(numbers) > 1 and all(metrics == numbers[0] for metrics in numbers) and not solved:
@@ -318,15 +264,11 @@ def _warnings(all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]
         if len(values) > 1:
             found.append(f"cells were measured on different {what}: {'; '.join(sorted(values))}")
     grids = {
-        pairs(runs.axes) or runs.cell: len({json.dumps(r.tuned, sort_keys=True) for r in tuning[runs.cell]})
+        str(runs.cell): len({json.dumps(r.tuned, sort_keys=True) for r in tuning[runs.cell.cell]})
         for runs in all_runs
-        if runs.cell in tuning
+        if runs.cell.cell in tuning
     }
     if len(set(grids.values())) > 1:
         sizes = "; ".join(f"{name}: {size}" for name, size in grids.items())
         found.append(f"cells were tuned over grids of different size, which favours the larger: {sizes}")
     return found
-
-
-def listed(value: str | Sequence[str] | None) -> Label:
-    return (value,) if isinstance(value, str) else tuple(value or ())
