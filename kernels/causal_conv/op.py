@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mixassay.kernels import resolve
-from mixassay.kernels.causal_conv import chunked, reference
+from mixassay.kernels.causal_conv import parallel, reference
+from mixassay.kernels.common.precision import accumulator
 from mixassay.kernels.common.shapes import Axes
 
 Activation = Literal["silu"]
@@ -29,7 +30,8 @@ def causal_conv(
     x               [B, T, D]
     weight, bias    [D, W], [D]
     initial_state   [B, W - 1, D], the inputs before the first, oldest first; None: zeros
-    returns         y [B, T, D], and the final state [B, W - 1, D]: the last W - 1 inputs
+    returns         y [B, T, D] in x's dtype (summed in float32 or wider), and the final state [B, W - 1, D]: the last
+                    W - 1 inputs
 
     Raises UserError for shapes that do not fit together and for a backend that cannot serve.
     """
@@ -40,11 +42,12 @@ def causal_conv(
         axes.check("bias", bias, "D")
     axes.check_positive("T", x.shape[1])
     kept = _state(axes, initial_state, x, weight)
+    weight = weight.to(accumulator(x, weight, bias))
     if resolve("causal_conv", backend, against_triton="it has no Triton kernel") == "reference":
         y, state = reference.causal_conv(x, weight, bias, kept)
     else:
-        y, state = chunked.causal_conv(x, weight, bias, kept)
-    return _activate(axes, y, activation), state
+        y, state = parallel.causal_conv(x, weight, bias, kept)
+    return _activate(axes, y, activation).to(x.dtype), state
 
 
 def causal_conv_step(
@@ -57,8 +60,8 @@ def causal_conv_step(
     if bias is not None:
         axes.check("bias", bias, "D")
     window = torch.cat([_state(axes, state, x, weight), x.unsqueeze(1)], dim=1)  # [B, W, D]
-    y = (window * weight.t()).sum(1)
-    return _activate(axes, y if bias is None else y + bias, activation), window[:, 1:]
+    y = (window * weight.to(accumulator(x, weight, bias)).t()).sum(1)
+    return _activate(axes, y if bias is None else y + bias, activation).to(x.dtype), window[:, 1:]
 
 
 def _state(axes: Axes, state: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:

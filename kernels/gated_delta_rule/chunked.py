@@ -1,14 +1,12 @@
-"""Chunkwise WY/UT form in torch (Yang et al. 2024, 2025). The equations are in README.md.
+"""Chunkwise WY form in torch (Yang et al. 2024, 2025). The equations are in README.md.
 
-Axes here: b batch, g groups of q and k, r heads of a group, n chunks, c (i, j) tokens of a chunk, k, v.
+Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunks, c tokens of a chunk.
 """
 
 import torch
-from torch import Tensor, einsum
+from torch import Tensor
 
-from mixassay.kernels.common.chunks import bounded, chunk_length, join, pairwise_decay, split
-
-CHUNK = 64
+from mixassay.kernels.common.chunks import bounded, chunk_length, join, pairwise_decay, per_group, split
 
 
 def gated_delta_rule(
@@ -23,51 +21,58 @@ def gated_delta_rule(
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     T, G = q.shape[1:3]
-    C = chunk_length(T, chunk_size, CHUNK)
+    V = v.shape[-1]
+    C = chunk_length(T, chunk_size, 32 if q.device.type == "cpu" else 64)
     q, k = split(q * scale, C), split(k, C)  # [b, g, n, c, k]
-    v = split(v.unflatten(2, (G, -1)), C)  # [b, g, r, n, c, v]
-    beta = split(beta.unflatten(2, (G, -1)).unsqueeze(-1), C)  # [b, g, r, n, c, 1]
-    # One product for both score matrices: rows of q above rows of k.
-    qk, kk = einsum("bgnik,bgnjk->bgnij", torch.cat([q, k], dim=-2), k).unsqueeze(2).split(C, dim=-2)
-    rhs = [beta * v, beta * k.unsqueeze(2)]
+    v = split(v.reshape(*v.shape[:2], G, -1, V), C)  # [b, g, r, n, c, v]
+    beta = split(beta.reshape(*beta.shape[:2], G, -1, 1), C)  # [b, g, r, n, c, 1]
+    qk, kk = (q @ k.mT).unsqueeze(2), (k @ k.mT).unsqueeze(2)  # [b, g, 1, n, c, c]
+    bk = beta * k.unsqueeze(2)
     if log_decay is None:
         qk = qk.tril()
+        since = None
     else:
-        g = split(bounded(log_decay).unflatten(2, (G, -1)).unsqueeze(-1), C)
-        since = g.cumsum(-2)  # [b, g, r, n, c, 1]: log decay since the chunk began
+        g = split(bounded(log_decay).reshape(*log_decay.shape[:2], G, -1, 1), C)
+        since = g.cumsum(-2)  # [b, g, r, n, c, 1], log decay since the chunk began
         Gam = pairwise_decay(since.squeeze(-1))
         qk, kk = qk * Gam, kk * Gam
-        from_start = since.exp()
-        to_end = (since[..., -1:, :] - since).exp()
-        rhs[1] = rhs[1] * from_start
-    # solve_triangular reads below the diagonal only and takes the diagonal as ones: (I + A)^-1 [b v, b e^G k].
-    u, w = torch.linalg.solve_triangular(beta * kk, torch.cat(rhs, dim=-1), upper=False, unitriangular=True).split(
-        [v.shape[-1], k.shape[-1]], dim=-1
-    )
-    state = None if initial_state is None else initial_state.unflatten(1, (G, -1))  # [b, g, r, k, v]
-    N = v.shape[3]
-    us, states = [], []
-    for n in range(N):
-        # The state is passed on chunk by chunk: its transition is a matrix. `state is None` stands for zeros.
-        u_n = u[:, :, :, n]
-        if state is not None:
-            u_n = u_n - w[:, :, :, n] @ state
-        us.append(u_n)
+        bk = bk * since.exp()
+    u, w = torch.split(_solve(beta * kk, torch.cat([beta * v, bk], dim=-1)), [V, k.shape[-1]], dim=-1)
+    if v.shape[3] == 1 and initial_state is None and not output_final_state:
+        return join(qk @ u, T), None
+
+    state = None if initial_state is None else initial_state.reshape(*v.shape[:3], -1, V)
+    u, states, state = _pass_on(k, u, w, since, state)
+    read = per_group(q, states)
+    o = qk @ u + (read if since is None else read * since.exp())
+    return join(o, T), state.flatten(1, 2) if output_final_state else None
+
+
+def _solve(A: Tensor, x: Tensor) -> Tensor:
+    """(I + A)^-1 x for the part of A below the diagonal; the rest of A is not read.
+
+    Transposed on both sides, so that the solver, which wants columns, takes row-major matrices without copies.
+    """
+    solved: Tensor = torch.linalg.solve_triangular(A.mT, x.mT, upper=True, left=False, unitriangular=True)
+    return solved.mT
+
+
+def _pass_on(
+    k: Tensor, u: Tensor, w: Tensor, since: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Chunk after chunk, for a chunk's transition is a matrix: what each token writes, given the state before its
+    chunk [b, g, r, n, c, v]; the states before each chunk [b, g, r, n, k, v]; the state at the end."""
+    if state is None:
+        state = u.new_zeros(*u.shape[:3], k.shape[-1], u.shape[-1])
+    if since is not None:
+        to_end = (since[..., -1:, :] - since).exp().unbind(3)
+        whole = since[..., -1:, :].exp().unbind(3)
+    written, states = [], []
+    for n, (k_n, u_n, w_n) in enumerate(zip(k.mT.unbind(2), u.unbind(3), w.unbind(3), strict=True)):
         states.append(state)
-        if n == N - 1 and not output_final_state:
-            break
-        ku = u_n if log_decay is None else u_n * to_end[:, :, :, n]
-        new = einsum("bgck,bgrcv->bgrkv", k[:, :, n], ku)
-        if state is not None:
-            new = new + (state if log_decay is None else state * from_start[:, :, :, n, -1:])
-        state = new
-    u = torch.stack(us, dim=3)
-    o = qk @ u
-    if N > 1 or initial_state is not None:
-        inter = einsum(
-            "bgnck,bgrnkv->bgrncv",
-            q,
-            torch.stack([torch.zeros_like(states[-1]) if s is None else s for s in states], dim=3),
-        )
-        o = o + (inter if log_decay is None else inter * from_start)
-    return join(o, T).flatten(2, 3), state.flatten(1, 2) if output_final_state else None
+        u_n = u_n - w_n @ state
+        written.append(u_n)
+        if since is not None:
+            state, u_n = state * whole[n], u_n * to_end[n]
+        state = state + per_group(k_n, u_n)
+    return torch.stack(written, dim=3), torch.stack(states, dim=3), state

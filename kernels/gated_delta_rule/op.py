@@ -53,6 +53,7 @@ def gated_delta_rule(
     chosen = resolve("gated_delta_rule", backend, against_triton="it has no Triton kernel")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype, out = accumulator(q, k, v, beta, log_decay, initial_state), v.dtype
+    state: Tensor | None
     with no_autocast(q):
         q, k, v, beta = q.to(dtype), k.to(dtype), v.to(dtype), beta.to(dtype)
         log_decay = None if log_decay is None else log_decay.to(dtype)
@@ -93,7 +94,7 @@ def gated_delta_rule_step(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = accumulator(q, k, v, beta, log_decay, state)
     with no_autocast(q):
-        S = state.to(dtype).unflatten(1, (q.shape[1], -1))  # [B, G, H/G, K, V]
+        S = state.to(dtype).reshape(q.shape[0], q.shape[1], -1, *state.shape[2:])  # [B, G, H/G, K, V]
         heads = S.shape[:3]
         if log_decay is not None:
             S = S * log_decay.to(dtype).exp().reshape(*heads, 1, 1)

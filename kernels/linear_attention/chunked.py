@@ -1,15 +1,15 @@
 """Chunkwise form in torch: dense inside a chunk, states between chunks. The equations are in README.md.
 
-Axes here: b batch, g groups of q and k, r heads of a group, n chunks, c (i, j) tokens of a chunk, k, v.
+Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunks, c tokens of a chunk.
 """
 
 import torch
-from torch import Tensor, einsum
+from torch import Tensor
+from torch.nn.functional import pad
 
-from mixassay.kernels.common.chunks import bounded, chunk_length, join, pairwise_decay, split
+from mixassay.kernels.common.chunks import bounded, chunk_length, join, pairwise_decay, per_group, split
 
-CHUNK = 64
-BLOCK = 32  # chunks whose states are passed on by one [n, n] matrix; longer sequences go block after block
+BLOCK = 32  # chunks whose states one [n, n] matrix passes on; longer sequences go block after block
 
 
 def linear_attention(
@@ -22,43 +22,49 @@ def linear_attention(
     chunk_size: int | None,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    T, G = q.shape[1:3]
-    C = chunk_length(T, chunk_size, CHUNK)
-    if T > BLOCK * C:
-        o, state = [], initial_state
-        for t in range(0, T, BLOCK * C):
-            part = slice(t, t + BLOCK * C)
-            g = None if log_decay is None else log_decay[:, part]
-            last = t + BLOCK * C >= T
-            y, state = linear_attention(
-                q[:, part], k[:, part], v[:, part], g, scale, state, C, output_final_state or not last
-            )
-            o.append(y)
-        return torch.cat(o, dim=1), state
+    T = q.shape[1]
+    C = chunk_length(T, chunk_size, _preferred_chunk(q))
+    span, state, o = BLOCK * C, initial_state, []
+    for t in range(0, T, span):
+        g = None if log_decay is None else log_decay[:, t : t + span]
+        wanted = output_final_state or t + span < T
+        y, state = _block(q[:, t : t + span] * scale, k[:, t : t + span], v[:, t : t + span], g, state, C, wanted)
+        o.append(y)
+    return o[0] if len(o) == 1 else torch.cat(o, dim=1), state
 
-    q, k = split(q * scale, C), split(k, C)  # [b, g, n, c, k]
-    v = split(v.unflatten(2, (G, -1)), C)  # [b, g, r, n, c, v]
-    A = einsum("bgnik,bgnjk->bgnij", q, k).unsqueeze(2)
+
+def _preferred_chunk(q: Tensor) -> int:
+    # A CPU works fastest on one small dense product, or on chunks that stay in its cache; a GPU wants full tiles.
+    return 64 if q.shape[1] <= 64 or q.device.type != "cpu" else 32
+
+
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, C: int, output_final_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """All chunks of a stretch of tokens in parallel; q carries the scale."""
+    T, G = q.shape[1:3]
+    q, k = split(q, C), split(k, C)  # [b, g, n, c, k]
+    v = split(v.reshape(*v.shape[:2], G, -1, v.shape[-1]), C)  # [b, g, r, n, c, v]
+    A = (q @ k.mT).unsqueeze(2)  # [b, g, 1, n, c, c]
     if log_decay is None:
         A = A.tril()
     else:
-        g = split(bounded(log_decay).unflatten(2, (G, -1)).unsqueeze(-1), C).squeeze(-1)
-        since = g.cumsum(-1)  # [b, g, r, n, c]: log decay since the chunk began
-        A = A * pairwise_decay(since)
+        g = split(bounded(log_decay).reshape(*log_decay.shape[:2], G, -1, 1), C)
+        since = g.cumsum(-2)  # [b, g, r, n, c, 1], log decay since the chunk began
+        A = A * pairwise_decay(since.squeeze(-1))
     o = A @ v
-    if v.shape[3] == 1 and initial_state is None and not output_final_state:
-        return join(o, T).flatten(2, 3), None
+    if v.shape[3] == 1 and state is None and not output_final_state:
+        return join(o, T), None
 
-    if log_decay is not None:
-        v = v * (since[..., -1:] - since).exp().unsqueeze(-1)
-    states = einsum("bgnck,bgrncv->bgrnkv", k, v)  # what each chunk adds
-    first = torch.zeros_like(states[:, :, :, 0]) if initial_state is None else initial_state.unflatten(1, (G, -1))
-    states = torch.cat([first.unsqueeze(3), states], dim=3)  # [b, g, r, n + 1, k, v]
+    kept = v if log_decay is None else v * (since[..., -1:, :] - since).exp()
+    added = per_group(k.mT, kept)  # [b, g, r, n, k, v], what each chunk adds to the state
+    before = torch.zeros_like(added[:, :, :, 0]) if state is None else state.reshape(added[:, :, :, 0].shape)
+    states = torch.cat([before.unsqueeze(3), added], dim=3)  # [b, g, r, n + 1, k, v]
     if log_decay is None:
         states = states.cumsum(3)
     else:
-        ends = torch.nn.functional.pad(since[..., -1].cumsum(-1), (1, 0))
-        states = (pairwise_decay(ends) @ states.flatten(-2)).unflatten(-1, states.shape[-2:])
-    inter = einsum("bgnck,bgrnkv->bgrncv", q, states[:, :, :, :-1])
-    o = o + (inter if log_decay is None else inter * since.exp().unsqueeze(-1))
-    return join(o, T).flatten(2, 3), states[:, :, :, -1].flatten(1, 2)
+        over_chunks = pairwise_decay(pad(since[..., -1, 0].cumsum(-1), (1, 0)))  # [b, g, r, n + 1, n + 1]
+        states = (over_chunks @ states.flatten(-2)).reshape(states.shape)
+    read = per_group(q, states[:, :, :, :-1])
+    o = o + (read if log_decay is None else read * since.exp())
+    return join(o, T), states[:, :, :, -1].flatten(1, 2) if output_final_state else None

@@ -50,6 +50,7 @@ def linear_attention(
     chosen = resolve("linear_attention", backend, against_triton="it has no Triton kernel")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype, out = accumulator(q, k, v, log_decay, initial_state), v.dtype
+    state: Tensor | None
     with no_autocast(q):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         log_decay = None if log_decay is None else log_decay.to(dtype)
@@ -81,7 +82,7 @@ def linear_attention_step(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = accumulator(q, k, v, log_decay, state)
     with no_autocast(q):
-        S = state.to(dtype).unflatten(1, (q.shape[1], -1))  # [B, G, H/G, K, V]
+        S = state.to(dtype).reshape(q.shape[0], q.shape[1], -1, *state.shape[2:])  # [B, G, H/G, K, V]
         if log_decay is not None:
             S = S * log_decay.to(dtype).exp().reshape(*S.shape[:3], 1, 1)
         S = S + k.to(dtype)[:, :, None, :, None] * v.to(dtype).reshape(*S.shape[:3], 1, -1)

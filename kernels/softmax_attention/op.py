@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from mixassay.kernels import resolve
+from mixassay.kernels.common.precision import accumulator, no_autocast
 from mixassay.kernels.common.shapes import Axes
-from mixassay.kernels.softmax_attention import chunked, reference
+from mixassay.kernels.softmax_attention import parallel, reference
 
 
 def softmax_attention(
@@ -36,7 +37,7 @@ def softmax_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if resolve("softmax_attention", backend, against_triton="it has no Triton kernel") == "reference":
         return reference.softmax_attention(q, k, v, scale, window)
-    return chunked.softmax_attention(q, k, v, scale, window)
+    return parallel.softmax_attention(q, k, v, scale, window)
 
 
 def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
@@ -48,6 +49,8 @@ def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | No
     axes.check("v", v, "BTGV")
     axes.check_groups("k", "q")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q = q.unflatten(1, (k.shape[2], -1))  # [B, G, H/G, K]
-    p = (scale * q @ k.permute(0, 2, 3, 1)).softmax(-1)  # [B, G, H/G, T]
-    return (p @ v.transpose(1, 2)).flatten(1, 2)
+    dtype = accumulator(q, k, v)
+    with no_autocast(q):
+        query = (scale * q.to(dtype)).reshape(q.shape[0], k.shape[2], -1, q.shape[-1])  # [B, G, H/G, K]
+        p = (query @ k.to(dtype).permute(0, 2, 3, 1)).softmax(-1)  # [B, G, H/G, T]
+        return (p @ v.to(dtype).transpose(1, 2)).flatten(1, 2).to(v.dtype)
