@@ -10,76 +10,15 @@
 Every function reports to `problems` what it cannot use and goes on without it, so that a file's errors come together.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-
+from mixassay.fields import SECTIONS, dotted, has_field, known_paths, shown, validate
 from mixassay.registry import suggest
+from mixassay.settings import Selection
 from mixassay.source import Node, Place, Problems
-from mixassay.spec import Count, Metric, Positive, Sections, Spec, ValidMetric
-
-M = TypeVar("M", bound=BaseModel)
-
-SECTIONS: dict[str, type[BaseModel]] = {
-    name: field.annotation for name, field in Sections.model_fields.items() if isinstance(field.annotation, type)
-}
-DURATION = re.compile(r"([0-9.]+)([smh])")
-
-
-def seconds(value: Any) -> Any:
-    """45m, 90s, 1.5h or a number of seconds, as seconds."""
-    match = DURATION.fullmatch(value) if isinstance(value, str) else None
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else value
-
-
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
-Auto = Positive | Literal["auto"]
-
-
-class Compare(Spec):
-    """What counts as a difference, and as solved."""
-
-    margin: Annotated[float, Field(gt=0)] = 0.01
-    solved_at: float = 0.99
-
-
-class Report(Spec):
-    """How the table looks. Rows and columns are config paths; no columns given means all other swept paths."""
-
-    metric: Metric = "test/accuracy"
-    rows: str = "mixer"
-    columns: tuple[str, ...] | None = None
-    compare: Compare = Compare()
-    title: str | None = None
-    notes: str | None = None
-
-
-class Run(Spec):
-    """Where and how runs execute. Nothing here may move a number."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    slots: Auto = "auto"  # stacks that train at the same time
-    threads: Auto = "auto"  # CPU threads of each
-    stack: Auto = "auto"  # models in one stack, at most
-    checkpoint_every: Seconds = 60.0
-    timeout: Seconds | None = None  # of one stack
-    retries: Count = 1
-
-
-class Selection(Spec):
-    """`sweep.select` but for its axes: what chooses, and the seeds that are spent on choosing."""
-
-    by: ValidMetric = "valid/accuracy"
-    seeds: tuple[int, ...]
-
-    @property
-    def lowest(self) -> bool:
-        """Whether the lowest value of `by` is the best."""
-        return self.by.endswith("loss")
 
 
 @dataclass(frozen=True)
@@ -250,43 +189,6 @@ def path_is_known(path: str, node: Node, problems: Problems) -> bool:
     return False
 
 
-def has_field(model: type[BaseModel], parts: Sequence[str]) -> bool:
-    if not parts:
-        return True
-    if parts[0] not in model.model_fields:
-        return model.model_config.get("extra") == "allow"
-    inner = inner_model(model.model_fields[parts[0]].annotation)
-    return len(parts) == 1 or (inner is not None and has_field(inner, parts[1:]))
-
-
-def inner_model(annotation: Any) -> type[BaseModel] | None:
-    """The model in `Model` or `Model | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := inner_model(part))), None)
-
-
-def known_paths() -> list[str]:
-    """Every config path, but for the arguments of tasks and mixers, which only their code knows."""
-
-    def below(model: type[BaseModel], prefix: str) -> Iterator[str]:
-        for name, field in model.model_fields.items():
-            yield f"{prefix}.{name}"
-            inner = inner_model(field.annotation)
-            if inner:
-                yield from below(inner, f"{prefix}.{name}")
-
-    return [path for name, model in SECTIONS.items() for path in (name, *below(model, name))]
-
-
-def default(path: str) -> Any:
-    """The value of a field that nobody set; None where it has no default."""
-    section, _, field = path.partition(".")
-    fields = SECTIONS[section].model_fields
-    found = fields[field].get_default() if field in fields and not fields[field].is_required() else None
-    return json.loads(found.model_dump_json()) if isinstance(found, BaseModel) else found
-
-
 def mapping(node: Node | None, what: str, problems: Problems, known: Sequence[str] | None = None) -> dict[str, Node]:
     """The items of a mapping, without those whose keys are not among the known ones."""
     if node is None or node.value is None:
@@ -300,10 +202,6 @@ def mapping(node: Node | None, what: str, problems: Problems, known: Sequence[st
     return {key: value for key, value in node.value.items() if known is None or key in known}
 
 
-def dotted(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
-
-
 def sequence(node: Node | None, what: str, problems: Problems) -> list[Node]:
     if node is None or node.value is None:
         return []
@@ -311,86 +209,3 @@ def sequence(node: Node | None, what: str, problems: Problems) -> list[Node]:
         return node.value
     problems.add(node.at, f"{what} should be a list, got {shown(node.plain())}")
     return []
-
-
-def validate(
-    model: type[M],
-    node: Node,
-    path: str,
-    problems: Problems,
-    *,
-    given: dict[str, Any] | None = None,
-    partial: bool = False,
-) -> M | None:
-    """The node's data as a pydantic model, read as JSON so that lists serve as tuples; None when there are problems.
-
-    `given` are fields that the node does not hold. `partial` leaves missing fields unmentioned.
-    """
-    data = node.plain()
-    try:
-        return model.model_validate_json(json.dumps(data | (given or {}) if isinstance(data, dict) else data))
-    except ValidationError as fault:
-        for at, message in explained(fault, model, node, path, partial):
-            problems.add(at, message)
-    return None
-
-
-def explained(
-    fault: ValidationError, model: type[BaseModel], node: Node, path: str, partial: bool = False
-) -> Iterator[tuple[Place, str]]:
-    """Pydantic's complaints as ours: at the place of the value, by its dotted path, with a suggestion if near."""
-    wrong: dict[str, tuple[Place, list[str], Any]] = {}
-    for error in fault.errors(include_url=False):
-        inside: list[str] = []
-        at = node
-        for part in error["loc"]:
-            below = at.child(part)
-            if below is None:
-                break
-            at, inside = below, [*inside, str(part)]
-        name = dotted(path, *inside)
-        if error["type"] == "missing":
-            if not partial:
-                yield at.at, f'"{".".join([path, *map(str, error["loc"])])}" is missing'
-        elif error["type"] == "extra_forbidden":
-            owner = model_at(model, inside[:-1])
-            known = list(owner.model_fields) if owner else []
-            yield at.key or at.at, f'unknown key "{name}".{suggest(inside[-1], known)}'
-        elif error["type"] == "value_error":
-            yield at.at, f"{name}: {error['msg'].removeprefix('Value error, ')}"
-        else:
-            wrong.setdefault(name, (at.at, [], error["input"]))[1].append(wanted(error["msg"]))
-    for name, (place, wants, got) in wrong.items():
-        choices = [word for want in wants for word in re.findall(r"'([^']*)'", want)]
-        near = suggest(got, choices) if isinstance(got, str) and choices else ""
-        near = near if "Did you mean" in near else ""
-        yield place, f"{name} should be {' or '.join(wants)}, got {shown(got)}.{near}".removesuffix(".")
-
-
-def wanted(message: str) -> str:
-    """What pydantic says a value should be, in the words of YAML."""
-    for said, meant in (
-        ("Input should be ", ""),
-        ("a valid integer", "a whole number"),
-        ("a valid number", "a number"),
-        ("a valid string", "a word"),
-        ("a valid boolean", "true or false"),
-        ("a valid array", "a list"),
-        ("an object", "a mapping"),
-    ):
-        message = message.replace(said, meant)
-    return message
-
-
-def model_at(model: type[BaseModel], parts: Sequence[str]) -> type[BaseModel] | None:
-    for part in parts:
-        inner = inner_model(model.model_fields[part].annotation) if part in model.model_fields else None
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -257,7 +257,11 @@ def differences(rows: Sequence[Args]) -> list[Args]:
 
 
 def plain(value: Any) -> str:
-    """A value as one would write it in YAML."""
+    """A value as one would write it in YAML, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {plain(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(plain, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value)
 
 

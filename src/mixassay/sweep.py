@@ -20,32 +20,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from mixassay.errors import UserError
-from mixassay.grammar import (
-    SECTIONS,
-    Grammar,
-    Report,
-    Rule,
-    Run,
-    Selection,
-    default,
-    known_paths,
-    mapping,
-    parse_seeds,
-    parse_sweep,
-    sequence,
-    shown,
-    validate,
-)
+from mixassay.fields import SECTIONS, default, known_paths, shown, validate
+from mixassay.grammar import Grammar, Rule, mapping, parse_seeds, parse_sweep, sequence
+from mixassay.layers import NAMED, override, place_all, read_extended, spell_out
 from mixassay.registry import suggest
-from mixassay.source import Node, Problems, assignment, read
+from mixassay.settings import Report, Run, Selection
+from mixassay.source import Node, Problems, assignment
 from mixassay.spec import Args, MixerSpec, RunSpec, Sections, mixer_labels, plain, problems
 
 VERSION = 1
 """Version of the grammar, which every file states."""
 
 KEYS = ("version", "name", "plugins", "extends", *SECTIONS, "sweep", "seeds", "report", "run")
-NAMED = ("task", "mixer", "model.hybrid")
-"""Paths at which a word is short for {name: word}."""
 
 
 @dataclass(frozen=True)
@@ -125,51 +111,6 @@ def conditions(text: str) -> Args:
     pairs = [assignment(part, found) for part in re.split(r",(?=[\w.]+=)", text)]
     found.raise_any()
     return {path: node.plain() for path, node in pairs}
-
-
-def read_extended(path: Path, found: Problems, above: tuple[Path, ...] = ()) -> Node:
-    """A file's data merged over that of the file it extends."""
-    node = read(path, found)
-    if not isinstance(node.value, dict):
-        raise UserError(f"{node.at}: a sweep file is a mapping, got {shown(node.plain())}")
-    base = node.value.get("extends")
-    if base is None:
-        return node
-    below = path.parent / str(base.value)
-    if not isinstance(base.value, str):
-        raise UserError(f"{base.at}: extends should be the path of one file, got {shown(base.plain())}")
-    if not below.is_file():
-        raise UserError(f"{base.at}: extends {base.value}, but there is no file {below}")
-    if any(below.samefile(one) for one in (*above, path)):
-        raise UserError(f"{base.at}: extends {base.value}, which extends this file in turn")
-    return spell_out(read_extended(below, found, (*above, path))).merge(node)
-
-
-def override(root: Node, texts: Iterable[str], found: Problems) -> Node:
-    """The data with command-line values set over it."""
-    for text in texts:
-        path, value = assignment(text, found)
-        root = spell_out(root)
-        for swept in ("sweep.grid", "sweep.select.axes"):  # where one key is itself a dotted path
-            if path.startswith(f"{swept}."):
-                axes = root.find(swept) or Node({}, value.at, value.at)
-                key = path.removeprefix(f"{swept}.")
-                path, value = swept, replace(axes, value=(axes.value or {}) | {key: value})
-        above = root.nearest(path.rpartition(".")[0]) if "." in path else root
-        if above.value is None or isinstance(above.value, dict):
-            root = root.put(path, value)
-        else:
-            found.add(value.at, f"nothing can be set inside {shown(above.plain())} ({above.at})")
-    return root
-
-
-def spell_out(tree: Node) -> Node:
-    """The tree with {name: word} where it has a mere word."""
-    for path in NAMED:
-        node = tree.find(path)
-        if node is not None and isinstance(node.value, str):
-            tree = tree.put(path, replace(node, value={"name": replace(node, key=None)}))
-    return tree
 
 
 class Reading:
@@ -327,13 +268,6 @@ class Reading:
                 message = f"report: ({twin}) and ({cell}) would share one place in the table"
                 self.found.add(at, f"{message}; add {' or '.join(apart)} to report.columns")
                 break
-
-
-def place_all(tree: Node, values: Mapping[str, Node]) -> Node:
-    """The tree with nodes set at paths, parents before their children."""
-    for path in sorted(values, key=lambda path: path.count(".")):
-        tree = spell_out(tree.put(path, values[path]))
-    return tree
 
 
 def applies(rule: Rule, tree: Node) -> bool:
