@@ -1,0 +1,105 @@
+"""Linear attention (Katharopoulos et al. 2020): softmax's exp(q.k) becomes phi(q).phi(k), and the past a K x V matrix.
+
+    S_t = S_{t-1} + phi(k_t) v_t^T;   z_t = z_{t-1} + phi(k_t);   o_t = phi(q_t)^T S_t / (phi(q_t).z_t)
+
+The default is the paper's own: phi(x) = 1 + ELU(x), and the normaliser z that makes the weights sum to 1. RetNet (Sun
+et al. 2023) and most later models drop z and norm each head's output instead: `feature_map: identity, normalizer:
+false, output_norm: true`.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu, pad, relu, silu
+
+from mixassay.errors import UserError
+from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
+from mixassay.mixers import Mixer, State, mixer
+from mixassay.mixers.parts.norm import RMSNorm
+from mixassay.mixers.parts.precision import wide
+from mixassay.mixers.parts.short_conv import ShortConv
+from mixassay.mixers.parts.sizes import head_size
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda x: elu(x) + 1,
+    "relu": relu,
+    "softmax": lambda x: x.softmax(-1),
+    "silu": silu,
+    "identity": lambda x: x,
+}
+NON_NEGATIVE = ("elu", "relu", "softmax")
+EPS = 1e-6
+"""Added to phi(q).z, which `relu` can make 0."""
+
+
+@mixer("linear_attention")
+class LinearAttention(Mixer):
+    """Multi-head causal linear attention.
+
+    heads, head_dim   head_dim None: d_model / heads; K = V = head_dim
+    feature_map       phi: "elu" (1 + ELU), "relu", "softmax" (over the channels of a head), "silu", "identity"
+    normalizer        divide by phi(q).z; only with a feature map that is never negative. Without it: times K^-0.5
+    output_norm       RMSNorm of each head's output
+    conv              width of a short convolution on q, k and v, without activation; 0: none
+
+    Linear layers start as torch's default, uniform in +-d_model^-0.5. The state is S [B, H, K, V], with the
+    normaliser z as one more column, and the inputs that the convolution still needs.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        heads: int = 1,
+        head_dim: int | None = None,
+        feature_map: Literal["elu", "relu", "softmax", "silu", "identity"] = "elu",
+        normalizer: bool = True,
+        output_norm: bool = False,
+        conv: int = 0,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.heads, self.head_dim = d_model, heads, head_size(d_model, heads, head_dim)
+        if feature_map not in FEATURE_MAPS:
+            raise UserError(f'feature_map must be one of {", ".join(FEATURE_MAPS)}, got "{feature_map}"')
+        if normalizer and feature_map not in NON_NEGATIVE:
+            raise UserError(
+                f'normalizer divides by phi(q).phi(k), which changes sign with feature_map "{feature_map}"; set '
+                f"normalizer: false (output_norm: true replaces it), or take one of {', '.join(NON_NEGATIVE)}"
+            )
+        self.phi, self.normalizer = FEATURE_MAPS[feature_map], normalizer
+        inner = heads * self.head_dim
+        self.qkv = nn.Linear(d_model, 3 * inner, bias=False)
+        self.conv = ShortConv(3 * inner, conv)
+        self.norm = RMSNorm(self.head_dim) if output_norm else None
+        self.out = nn.Linear(inner, d_model, bias=False)
+        self.scale = 1.0 if normalizer else self.head_dim**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self._operands(self.conv(self.qkv(x)))
+        o, _ = linear_attention(q, k, v, scale=self.scale)
+        return self._output(o)
+
+    def init_state(self, batch: int) -> State:
+        like, K = self.out.weight, self.head_dim
+        return self.conv.init_state(batch, like), like.new_zeros(batch, self.heads, K, K + self.normalizer)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
+        qkv, conv = self.conv.step(self.qkv(x), conv)
+        o, S = linear_attention_step(*self._operands(qkv), None, S, scale=self.scale)
+        return self._output(o), (conv, S)
+
+    def _operands(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """phi(q) and phi(k) [..., H, K], v [..., H, V], which the normaliser gives a column of ones: [..., H, V + 1]."""
+        q, k, v = torch.unflatten(wide(qkv), -1, (3, self.heads, self.head_dim)).unbind(-3)
+        return self.phi(q), self.phi(k), pad(v, (0, 1), value=1.0) if self.normalizer else v
+
+    def _output(self, o: Tensor) -> Tensor:
+        if self.normalizer:
+            o = o[..., :-1] / (o[..., -1:] + EPS)
+        if self.norm is not None:
+            o = self.norm(o)
+        y: Tensor = self.out(o.flatten(-2))
+        return y

@@ -1,0 +1,96 @@
+"""Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): linear attention in which every token sets its own decay.
+
+    S_t = exp(-A dt_t) S_{t-1} + B_t (dt_t x_t)^T;   y_t = C_t^T S_t + D x_t
+
+B and C take the places of k and q, dt x that of v. The block around it is the paper's: one projection to everything,
+a short convolution with SiLU on x, B and C, a gate z, a norm, one projection back.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from mixassay.errors import UserError
+from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
+from mixassay.mixers import Mixer, State, mixer
+from mixassay.mixers.parts.decay import SelectiveDecay, spared
+from mixassay.mixers.parts.norm import RMSNorm
+from mixassay.mixers.parts.precision import wide
+from mixassay.mixers.parts.short_conv import ShortConv
+from mixassay.mixers.parts.sizes import at_least
+
+
+@mixer("mamba2")
+class Mamba2(Mixer):
+    """The Mamba-2 block's mixer, with the reference implementation's defaults.
+
+    d_state    N, the size of B and C
+    expand     the inner width is expand * d_model
+    head_dim   channels a head; heads = inner width / head_dim. None: 64, or the inner width where that is less
+    n_groups   groups of heads that share B and C; the output norm is taken over each group
+    conv       width of the short convolution (with bias) on x, B and C; 0: SiLU alone
+
+    Linear layers start as torch's default, uniform in +-d_model^-0.5 and +-inner^-0.5; A uniform in (1, 16), dt
+    log-uniform in (1e-3, 1e-1), D = 1. The state is S [B, H, N, head_dim] and the convolution's last inputs.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        expand: int = 2,
+        head_dim: int | None = None,
+        n_groups: int = 1,
+        conv: int = 4,
+    ) -> None:
+        super().__init__()
+        at_least(1, d_model=d_model, d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups)
+        inner = expand * d_model
+        self.d_model, self.d_state, self.n_groups = d_model, d_state, n_groups
+        self.head_dim = head_dim or min(64, inner)
+        if inner % self.head_dim:
+            raise UserError(f"head_dim={self.head_dim} does not divide the inner width expand * d_model = {inner}")
+        self.heads = inner // self.head_dim
+        if self.heads % n_groups:
+            raise UserError(f"n_groups={n_groups} does not divide the {self.heads} heads (expand * d_model / head_dim)")
+        conved = inner + 2 * n_groups * d_state  # x | B | C
+        self.widths = [inner, conved, self.heads]  # z | xBC | dt
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConv(conved, conv, bias=True, activation="silu")
+        self.decay = SelectiveDecay(self.heads, a_range=(1, 16))
+        self.D = spared(torch.ones(self.heads))
+        self.norm = RMSNorm(inner, groups=n_groups)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, xBC, dt = self.in_proj(x).split(self.widths, dim=-1)
+        x, B, C = self._heads(self.conv(xBC))
+        dt, log_decay = self.decay(dt)
+        y, _ = linear_attention(C, B, x * dt.unsqueeze(-1), log_decay, scale=1.0)
+        return self._output(y, x, z)
+
+    def init_state(self, batch: int) -> State:
+        like = self.out_proj.weight
+        return self.conv.init_state(batch, like), like.new_zeros(batch, self.heads, self.d_state, self.head_dim)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
+        z, xBC, dt = self.in_proj(x).split(self.widths, dim=-1)
+        xBC, conv = self.conv.step(xBC, conv)
+        x, B, C = self._heads(xBC)
+        dt, log_decay = self.decay(dt)
+        y, S = linear_attention_step(C, B, x * dt.unsqueeze(-1), log_decay, S, scale=1.0)
+        return self._output(y, x, z), (conv, S)
+
+    def _heads(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., H, P], B and C [..., G, N]."""
+        shared = self.n_groups * self.d_state
+        x, BC = torch.split(xBC, [self.heads * self.head_dim, 2 * shared], dim=-1)
+        B, C = torch.unflatten(BC, -1, (2, self.n_groups, self.d_state)).unbind(-3)
+        return torch.unflatten(x, -1, (self.heads, self.head_dim)), B, C
+
+    def _output(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        y = y + self.D.unsqueeze(-1) * x
+        out: Tensor = self.out_proj(self.norm(y.flatten(-2) * silu(wide(z))))
+        return out
