@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mixassay import draws
-from mixassay.errors import UserError
 from mixassay.spec import TaskSpec, TrainSpec, task_cells
 from mixassay.tasks import Rows, Task, task
 
@@ -38,11 +37,6 @@ class Stream:
     def __init__(self, spec: TaskSpec, train: TrainSpec) -> None:
         self.batch_size, self.data_seed = train.batch_size, spec.data_seed
         self.cells = [Cell(make(spec.name, args), n, weight) for args, n, weight in task_cells(spec, "train")]
-        for cell in self.cells:
-            if cell.examples is not None and cell.examples < train.batch_size:
-                raise UserError(
-                    f"batch_size={train.batch_size} needs at least as many rows, a cell has {cell.examples}"
-                )
         which = self._order(train)
         self.steps = len(which)
         self._which = which.tolist()
@@ -78,23 +72,16 @@ class Stream:
     def _order(self, train: TrainSpec) -> Tensor:
         """int64 [steps]: the cell of every step."""
         weights = [cell.weight for cell in self.cells]
-        batches = [None if cell.examples is None else cell.examples // self.batch_size for cell in self.cells]
-        fixed = [b for b in batches if b is not None]
-        per_epoch = sum(fixed)
-        if train.epochs is not None:
-            if len(fixed) < len(self.cells):
-                raise UserError("epochs need a fixed set: give train_examples, or steps instead of epochs")
-            steps = train.epochs * per_epoch
-        else:
-            assert train.steps is not None
-            steps = train.steps
-        if len(fixed) == len(self.cells) and all(w is None for w in weights):
-            deck = torch.repeat_interleave(torch.arange(len(fixed)), torch.tensor(fixed))
+        batches = [cell.examples // self.batch_size for cell in self.cells if cell.examples is not None]
+        per_epoch = sum(batches)
+        steps = train.steps if train.steps is not None else (train.epochs or 0) * per_epoch
+        if len(batches) == len(self.cells) and all(w is None for w in weights):
+            deck = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor(batches))
             epochs = [deck[draws.permutation(0, ORDER, per_epoch, epoch)] for epoch in range(-(-steps // per_epoch))]
             return torch.cat(epochs)[:steps]
         share = torch.tensor([1.0 if w is None else w for w in weights], dtype=torch.float64)
         edges = (share.cumsum(0) / share.sum() * 2**32).round().long()
-        words = draws.bits(0, torch.arange(steps), ORDER, 1)[:, 0]
+        words = draws.bits(0, torch.arange(steps), ORDER, 1)[:, 0].contiguous()
         return torch.bucketize(words, edges, right=True).clamp(max=len(self.cells) - 1)
 
 

@@ -15,13 +15,14 @@ from typing import Any, Literal
 import torch
 
 from mixassay import draws
+from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import checkpoint as disk
 from mixassay.runners.evaluate import Questions, evaluate, means, questions
 from mixassay.runners.optim import AdamW, schedule
 from mixassay.runners.stack import Mode, Stack
 from mixassay.runners.stream import Stream
-from mixassay.spec import RunSpec, Stop, digest
+from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 50
 """Steps between looks at which members have diverged: each look waits for the device."""
@@ -120,6 +121,8 @@ class Training:
         self.specs, self.device = list(specs), device
         self.spec, self.train = specs[0], specs[0].train
         assert all(spec.stack == self.spec.stack for spec in specs), "members of a stack must be alike"
+        for _, message in problems(self.spec):
+            raise UserError(message)
         self.stream = Stream(self.spec.task, self.train)
         self.valid = questions(self.spec.task, "valid", device)
         self.test: list[Questions] | None = None
@@ -154,7 +157,7 @@ class Training:
             keep = draws.keep_mask(
                 torch.tensor(seeds, device=self.device), DROPOUT, self.step, shape, self.spec.model.dropout
             )
-            keep = keep.to(self.stack.params.dtype)
+            keep = keep.to(self.stack.params.dtype) / (1 - self.spec.model.dropout)
         loss, grad = self.stack.loss_and_grad(
             tokens, rows.positions.unflatten(0, (M, -1)), rows.labels.unflatten(0, (M, -1)), keep
         )

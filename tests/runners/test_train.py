@@ -1,0 +1,217 @@
+"""Training in a stack is training alone: seeds, learning rates, divergence, early stops and interruptions."""
+
+import itertools
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from mixassay.runners import train
+from mixassay.runners.stream import Stream, turns
+from mixassay.spec import MixerSpec, ModelSpec, RunSpec, Stop, TaskSpec, TrainSpec
+
+TASK = TaskSpec(
+    name="mqar", vocab_size=32, seq_len=16, num_kv=2, train_examples=64, valid_examples=40, test_examples=50
+)
+MODEL = ModelSpec(d_model=16, n_layers=2)
+TRAIN = TrainSpec(steps=50, batch_size=8, lr=3e-3, precision="fp64", eval_every=25)
+
+
+def spec(seed=0, *, mixer="linear_attention", task=TASK, model=MODEL, training=TRAIN, **changes):
+    return RunSpec(
+        suite="t",
+        task=task,
+        mixer=MixerSpec(name=mixer),
+        model=model,
+        train=training.model_copy(update=changes),
+        seed=seed,
+    )
+
+
+def params_after(stack, monkeypatch, mode="loop"):
+    monkeypatch.setattr(train, "mode", lambda device: mode)
+    training = train.Training(stack, "cpu")
+    while training.step < training.stream.steps:
+        training.advance()
+    return training.stack.params
+
+
+@pytest.mark.parametrize("mixer", ["attention", "linear_attention", "mamba2", "gated_deltanet"])
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_stack_independence(mixer, mode, monkeypatch):
+    """Alone or in a stack of other seeds, learning rates and decays: the same weights to 1e-9 after 50 steps."""
+    members = [
+        spec(seed, mixer=mixer, lr=lr, weight_decay=wd, clip=1.0)
+        for seed, lr, wd in [(0, 3e-3, 0.1), (1, 3e-3, 0.1), (0, 1e-2, 0.0)]
+    ]
+    stacked = params_after(members, monkeypatch, mode)
+    for row, member in zip(stacked, members, strict=True):
+        alone = params_after([member], monkeypatch, "loop")[0]
+        assert (row - alone).abs().max().item() < 1e-9
+    assert (stacked[0] - stacked[1]).abs().max().item() > 1e-3
+    assert (stacked[0] - stacked[2]).abs().max().item() > 1e-3
+
+
+def facts(outcome):
+    """All of an outcome but its times and the size of its stack."""
+    return {k: v for k, v in asdict(outcome).items() if k not in ("seconds", "ms_per_step", "stack")}
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_diverged_member_is_recorded_and_its_neighbours_do_not_notice(mode, monkeypatch):
+    monkeypatch.setattr(train, "mode", lambda device: mode)
+    wild, calm = spec(1, lr=1e200, steps=60), spec(0, steps=60)
+    outcomes = {o.spec.train.lr: o for o in train.run([wild, calm])}
+    (alone,) = train.run([calm])
+    bad = outcomes[1e200]
+    assert bad.status == "diverged"
+    assert bad.metrics == {}
+    assert bad.stopped["step"] < 10
+    assert "not finite" in bad.error["message"]
+    assert outcomes[3e-3].status == "ok"
+    assert outcomes[3e-3].curve["train/loss"] == pytest.approx(alone.curve["train/loss"], abs=1e-9)
+    assert outcomes[3e-3].metrics == pytest.approx(alone.metrics, abs=1e-9)
+
+
+def test_a_member_that_reaches_its_goal_leaves_and_the_others_go_on():
+    goal = Stop(metric="valid/loss", below=3.45)
+    members = [spec(0, lr=1e-9, stop=goal), spec(1, lr=3e-2, stop=goal)]
+    outcomes = list(train.run(members))
+    assert [o.spec.seed for o in outcomes] == [1, 0]
+    assert outcomes[0].stopped["step"] == 25
+    assert outcomes[0].stopped["reason"] == "valid/loss < 3.45"
+    assert outcomes[1].stopped == {"step": 50, "reason": "steps"}
+    (alone,) = train.run(members[:1])
+    assert facts(outcomes[1])["metrics"] == pytest.approx(facts(alone)["metrics"], abs=1e-9)
+
+
+@pytest.mark.parametrize("at", [1, 24, 25, 26, 49])
+def test_an_interrupted_run_continues_bit_for_bit(at, tmp_path):
+    goal = Stop(metric="valid/loss", below=3.45)
+    members = [spec(0, lr=1e-9, stop=goal, precision="fp32"), spec(1, lr=3e-2, stop=goal, precision="fp32")]
+    undisturbed = list(train.run(members))
+    calls = itertools.count(1)
+    run = train.run(members, checkpoint=tmp_path / "ck", should_stop=lambda: next(calls) == at)
+    before = []
+    with pytest.raises(train.Interrupted):
+        before.extend(run)
+    assert (tmp_path / "ck" / "state.json").exists()
+    after = list(train.run(members, checkpoint=tmp_path / "ck"))
+    assert [facts(o) for o in after] == [facts(o) for o in undisturbed]
+    assert [facts(o) for o in before] == [facts(o) for o in undisturbed][: len(before)]
+    assert not (tmp_path / "ck").exists()
+
+
+def test_a_checkpoint_of_other_members_is_not_used(tmp_path):
+    with pytest.raises(train.Interrupted):
+        list(train.run([spec(0)], checkpoint=tmp_path / "ck", should_stop=lambda: True))
+    fresh, resumed = list(train.run([spec(1)])), list(train.run([spec(1)], checkpoint=tmp_path / "ck"))
+    assert [facts(o) for o in fresh] == [facts(o) for o in resumed]
+
+
+def test_an_outcome_says_what_was_measured():
+    (outcome,) = train.run([spec(0, mixer="attention", precision="fp32")])
+    assert outcome.status == "ok"
+    assert set(outcome.metrics) == {"valid/accuracy", "valid/loss", "test/accuracy", "test/loss"}
+    assert [(e["split"], e["rows"], e["scored"]) for e in outcome.eval] == [("valid", 40, 80), ("test", 50, 100)]
+    assert outcome.curve["step"] == [25, 50]
+    assert outcome.state_bytes == {"16": train.Training([outcome.spec], "cpu").stack.models[0].state_bytes(16)}
+    assert outcome.state_bytes["16"] >= 2 * 2 * 16 * 16 * 4  # two layers of keys and values in float32
+    assert outcome.seconds > 0
+    assert outcome.ms_per_step > 0
+
+
+def test_the_loss_falls_and_a_seed_moves_the_number():
+    training = TRAIN.model_copy(update={"steps": 300, "precision": "fp32", "lr": 1e-2, "eval_every": 100})
+    task = TASK.model_copy(update={"train_examples": "endless"})
+    outcomes = list(train.run([spec(s, mixer="attention", task=task, training=training) for s in range(2)]))
+    for outcome in outcomes:
+        first, *_, last = outcome.curve["train/loss"]
+        assert last < first - 0.2
+    assert outcomes[0].weights != outcomes[1].weights
+    assert outcomes[0].metrics["test/loss"] != outcomes[1].metrics["test/loss"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precisions_start_from_the_same_weights_and_train(precision):
+    exact = train.Training([spec(3)], "cpu").stack.params
+    other = train.Training([spec(3, precision=precision)], "cpu").stack.params
+    assert torch.equal(exact.float(), other)
+    (outcome,) = train.run([spec(3, precision=precision)])
+    assert math.isfinite(outcome.metrics["test/loss"])
+
+
+def test_dropout_is_a_members_own():
+    model = MODEL.model_copy(update={"dropout": 0.3})
+    members = [spec(s, model=model) for s in range(2)]
+    stacked = {o.spec.seed: o for o in train.run(members)}
+    (alone,) = train.run(members[1:])
+    assert stacked[1].metrics == pytest.approx(alone.metrics, abs=1e-9)
+    (dry,) = train.run([spec(1)])
+    assert dry.metrics["test/loss"] != alone.metrics["test/loss"]
+
+
+# What is trained on
+
+
+def seen(stream, seeds=(0,)):
+    return [stream.rows(step, seeds, "cpu").tokens for step in range(stream.steps)]
+
+
+def as_set(tokens):
+    return {tuple(row) for row in torch.cat(tokens).tolist()}
+
+
+def test_an_epoch_visits_every_row_of_the_fixed_set_once():
+    stream = Stream(TASK, TrainSpec(epochs=3, batch_size=16))
+    assert stream.steps == 12
+    epochs = [torch.cat(seen(stream)[e * 4 : e * 4 + 4]) for e in range(3)]
+    rows = [sorted(map(tuple, epoch.tolist())) for epoch in epochs]
+    assert rows[0] == rows[1] == rows[2]
+    assert len(set(rows[0])) == 64
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_endless_rows_never_repeat_and_differ_by_seed():
+    task = TASK.model_copy(update={"train_examples": "endless"})
+    stream = Stream(task, TrainSpec(steps=20, batch_size=16))
+    assert len(as_set(seen(stream))) == 20 * 16
+    assert not as_set(seen(stream)) & as_set(seen(stream, (1,)))
+
+
+def test_data_seed_fixes_the_rows_but_not_their_order():
+    stream = Stream(TASK.model_copy(update={"data_seed": 123}), TrainSpec(epochs=1, batch_size=16))
+    assert as_set(seen(stream, (0,))) == as_set(seen(stream, (1,)))
+    assert not torch.equal(seen(stream, (0,))[0], seen(stream, (1,))[0])
+
+
+def test_rows_are_the_same_for_every_mixer_width_and_stack():
+    stream = Stream(TASK, TRAIN)
+    other = Stream(TASK, TRAIN.model_copy(update={"lr": 1.0}))
+    pair = stream.rows(7, (0, 1), "cpu").tokens
+    assert torch.equal(pair[:8], other.rows(7, (0,), "cpu").tokens)
+    assert torch.equal(pair[8:], other.rows(7, (1,), "cpu").tokens)
+
+
+def test_a_mixture_visits_its_cells_by_their_rows_or_weights():
+    cells = ({"num_kv": 1, "examples": 96}, {"num_kv": 4, "examples": 32})
+    task = TASK.model_copy(update={"train_cells": cells})
+    stream = Stream(task, TrainSpec(epochs=2, batch_size=16))
+    order = [stream.task_at(step).num_kv for step in range(stream.steps)]
+    assert len(order) == 16
+    assert sorted(order[:8]) == sorted(order[8:]) == [1] * 6 + [4] * 2
+    assert order[:8] != sorted(order[:8])
+    weighted = TASK.model_copy(
+        update={
+            "train_examples": "endless",
+            "train_cells": ({"num_kv": 1, "weight": 3.0}, {"num_kv": 4, "weight": 1.0}),
+        }
+    )
+    stream = Stream(weighted, TrainSpec(steps=2000, batch_size=4))
+    share = sum(stream.task_at(step).num_kv == 1 for step in range(2000)) / 2000
+    assert abs(share - 0.75) < 4 * math.sqrt(0.75 * 0.25 / 2000)  # four standard errors
+
+
+def test_turns_count_visits():
+    assert turns(torch.tensor([0, 1, 0, 0, 1]), 2).tolist() == [0, 0, 1, 2, 1]
