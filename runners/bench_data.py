@@ -4,8 +4,6 @@ The loop is what generators of this field look like: one row at a time, `np.rand
 keys, values and weighted slots. It has the same distribution (the tests compare the two) and always runs on the CPU.
 """
 
-import os
-import platform
 import statistics
 import time
 from typing import Any
@@ -16,8 +14,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import mixassay
 from mixassay.errors import UserError
+from mixassay.provenance import environment
 from mixassay.tasks.mqar import MQAR
 
 CELL = MQAR(vocab_size=8192, seq_len=256, num_kv=64)
@@ -45,18 +43,17 @@ def bench_data(device: str = "cpu", rows: int = 100_000, loop_rows: int = 1_000)
         loop(CELL, loop_rows, seed=at)
         seconds["loop"].append(time.perf_counter() - start)
     ours, plain = rows / statistics.median(seconds["ours"]), loop_rows / statistics.median(seconds["loop"])
+    name = torch.cuda.get_device_name(index.device) if index.is_cuda else "cpu"
     record = {
         "bench": "data",
         "task": {"name": "mqar", "version": CELL.version, **vars(CELL)},
-        "device": torch.cuda.get_device_name(index.device) if index.is_cuda else cpu_name(),
-        "threads": torch.get_num_threads(),
         "rows": rows,
         "loop_rows": loop_rows,
         "seconds": seconds,
         "rows_per_s": ours,
         "loop_rows_per_s": plain,
         "ratio": ours / plain,
-        "versions": {"mixassay": mixassay.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        "env": environment(name, threads=torch.get_num_threads()),
     }
     Console().print(table(record))
     return record
@@ -74,10 +71,7 @@ def loop(cell: MQAR, rows: int, seed: int) -> tuple[Ints, Ints]:
     n, L, V = cell.num_kv, cell.seq_len, cell.vocab_size
     weight = np.arange(1, cell.slots + 1) ** (cell.power_a - 1)
     weight /= weight.sum()
-    if cell.filler == "random":
-        tokens = rng.randint(0, V, size=(rows, L))
-    else:
-        tokens = np.zeros((rows, L), dtype=np.int64)
+    tokens = rng.randint(0, V if cell.filler == "random" else 1, size=(rows, L))
     labels = np.full((rows, L), -100)
     for row, label in zip(tokens, labels, strict=True):
         keys = rng.choice(np.arange(1, V // 2), size=n, replace=False)
@@ -89,15 +83,12 @@ def loop(cell: MQAR, rows: int, seed: int) -> tuple[Ints, Ints]:
     return tokens, labels
 
 
-def cpu_name() -> str:
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-
-
 def table(record: dict[str, Any]) -> Table:
-    cell, threads = record["task"], record["threads"]
+    cell, env = record["task"], record["env"]
+    where = env["cpu"] if env["device"] == "cpu" else f"{env['device']} (loop: {env['cpu']})"
     shown = Table(
-        title=f"MQAR rows, {cell['seq_len']} tokens, {cell['num_kv']} pairs, vocabulary {cell['vocab_size']}",
-        caption=f"median of {ROUNDS} runs; {record['device']}; {threads} thread{'s' * (threads > 1)}",
+        title=f"MQAR: {cell['seq_len']} tokens, {cell['num_kv']} pairs, V={cell['vocab_size']}",
+        caption=f"median of {ROUNDS} runs, {env['threads']} CPU thread(s), {where}",
     )
     shown.add_column("generator")
     shown.add_column("rows timed", justify="right")
