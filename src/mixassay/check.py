@@ -37,8 +37,8 @@ def check(sweep: Sweep) -> None:
     if not checker.faults:
         checker.distinct(sweep)
     problems = Problems()
-    for (at, message), cell in checker.faults.items():
-        problems.add(at, f"{message} [cell {cell}]" if cell and cell.axes else message)
+    for (at, message), failing in checker.faults.items():
+        problems.add(at, f"{message} [cell {failing}]" if failing and failing.axes else message)
     problems.raise_any()
 
 
@@ -88,9 +88,8 @@ class Checker:
                 vocabularies.setdefault(self.made[key], path if written else "task")
         if len(vocabularies) > 1:
             sizes = " and ".join(f"{size} ({path})" for size, path in vocabularies.items())
-            self.add(
-                cell, cell.source.nearest("task").at, f"all cells of a task must share one vocabulary, found {sizes}"
-            )
+            message = f"all cells of a task must share one vocabulary, found {sizes}"
+            self.add(cell.source.nearest("task").at, message, cell)
 
     def mixer(self, cell: Cell, spec: MixerSpec, path: str, d_model: int) -> None:
         key = digest(["mixer", spec.name, spec.args, d_model])

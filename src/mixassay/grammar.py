@@ -88,7 +88,7 @@ def parse_select(
     for part in ("axes", "seeds"):
         if part not in parts:
             problems.add(node.at, f'"sweep.select.{part}" is missing')
-    seeds = parse_seeds(parts["seeds"], "sweep.select.seeds", problems) if "seeds" in parts else (0,)
+    seeds = parse_seeds(parts["seeds"], "sweep.select.seeds", problems) if "seeds" in parts else ()
     rest = {key: value for key, value in parts.items() if key == "by"}
     found = validate(Selection, replace(node, value=rest), "sweep.select", problems, given={"seeds": seeds})
     return {path: values for path, values in tuned.items() if values}, found
@@ -120,7 +120,7 @@ def rules(node: Node | None, kind: str, tuned: Iterable[str], problems: Problems
 
 
 def parse_seeds(node: Node, what: str, problems: Problems) -> tuple[int, ...]:
-    """[0, 1, 2], or "0-2". (0,) where neither is found."""
+    """[0, 1, 2], or "0-2". Empty where neither is found."""
     ends = re.fullmatch(r"([0-9]+)-([0-9]+)", node.value) if isinstance(node.value, str) else None
     if ends:
         found = list(range(int(ends[1]), int(ends[2]) + 1))
@@ -131,12 +131,12 @@ def parse_seeds(node: Node, what: str, problems: Problems) -> tuple[int, ...]:
                 problems.add(item.at, f"a seed should be a whole number from 0, got {shown(item.plain())}")
     else:
         problems.add(node.at, f'{what} should be a list, or a range such as "0-4", got {shown(node.plain())}')
-        return (0,)
+        return ()
     if not found:
         problems.add(node.at, f"{what} is empty")
     if len(set(found)) < len(found):
         problems.add(node.at, f"{what} names seed {next(s for s in found if found.count(s) > 1)} twice")
-    return tuple(found) or (0,)
+    return tuple(found)
 
 
 def axis(path: str, node: Node, problems: Problems) -> list[Node]:

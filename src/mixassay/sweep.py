@@ -126,6 +126,7 @@ class Reading:
         seeds = parse_seeds(parts["seeds"], "seeds", self.found) if "seeds" in parts else (0,)
         report = validate(Report, parts.get("report", Node({}, self.root.at)), "report", self.found)
         run = validate(Run, parts.get("run", Node({}, self.root.at)), "run", self.found)
+        plugins = self.plugins()
         grammar = parse_sweep(parts.get("sweep", Node({}, self.root.at)), self.found)
         self.separate(seeds, grammar)
         cells = self.expand(grammar)
@@ -135,7 +136,7 @@ class Reading:
         assert report is not None
         assert run is not None
         tuned = {path: tuple(value.plain() for value in values) for path, values in grammar.tuned.items()}
-        return Sweep(name, path, seeds, report, run, grammar.select, tuned, self.plugins(), self.root, tuple(cells))
+        return Sweep(name, path, seeds, report, run, grammar.select, tuned, plugins, self.root, tuple(cells))
 
     def head(self) -> str:
         """Check `version` and `name`; return the name."""
