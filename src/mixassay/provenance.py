@@ -18,13 +18,13 @@ from pathlib import Path
 import mixassay
 from mixassay.errors import UserError
 from mixassay.record import Code
-from mixassay.spec import RunSpec, digest
+from mixassay.spec import Sections, digest
 
 PACKAGE = Path(__file__).parent
 HARNESS = ("mixassay.model", "mixassay.runners.train")
 
 
-def source_of(spec: RunSpec, plugins: Iterable[Path] = ()) -> str:
+def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
     """Hash of the code that a run depends on. `plugins` are the files of the sweep's plug-ins.
 
     A name without a file in the package comes from the plug-in that registers it; where none can be seen to (the
@@ -59,9 +59,12 @@ def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     todo: list[tuple[str, Path | None]] = []
     for root in roots:
-        todo.append((root, None) if isinstance(root, str) else (root.stem, root))
-        if isinstance(root, str) and _file(root) is None:
+        if isinstance(root, Path):
+            todo.append((root.stem, root))
+        elif _file(root) is None:
             raise UserError(f"cannot hash the source of {root}: no such module in {PACKAGE}")
+        else:
+            todo.extend((name, None) for name in _parents(root))
     while todo:
         name, path = todo.pop()
         path = path or _file(name)

@@ -53,7 +53,7 @@ class Curve(Part):
     """What was measured on the way: series by name ("train/loss", "valid/accuracy", ...), one number for each step."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, tuple[Number, ...]] = {}
+    __pydantic_extra__: dict[str, tuple[Number, ...]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
     step: tuple[int, ...] = ()
 
     def __getitem__(self, series: str) -> tuple[Number, ...]:

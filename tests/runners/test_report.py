@@ -1,0 +1,337 @@
+"""Tables from records made by hand; the numbers in the expected texts were worked out by hand too.
+
+mamba2: .46 .44 .50 .47 .43 has mean .46 and squared deviations 0 4 16 1 9 (e-4), so std = sqrt(30e-4 / 4) = .0274.
+linear_attention without seed 3: .20 .21 .19 .20 has mean .20 and std = sqrt(2e-4 / 3) = .0082.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mixassay.errors import UserError
+from mixassay.record import RunRecord
+from mixassay.runners import export, render, report
+from mixassay.runners.report import Table
+from mixassay.spec import RunSpec
+from mixassay.sweep import Sweep
+
+YAML = """
+version: 1
+name: demo
+task: {name: mqar, seq_len: 64, num_kv: 8}
+train: {steps: 10, lr: 0.003}
+sweep: {grid: {mixer: [attention, mamba2, linear_attention]}}
+seeds: [0, 1, 2, 3, 4]
+"""
+VALUES = {
+    "attention": [1.0, 1.0, 1.0, 1.0, 1.0],
+    "mamba2": [0.46, 0.44, 0.50, 0.47, 0.43],
+    "linear_attention": [0.20, 0.21, 0.19, None, 0.20],
+}
+
+
+@pytest.fixture
+def load(tmp_path) -> Callable[..., Sweep]:
+    def load(*overrides: str) -> Sweep:
+        (tmp_path / "demo.yaml").write_text(YAML)
+        return Sweep.load(tmp_path / "demo.yaml", overrides)
+
+    return load
+
+
+@pytest.fixture
+def record_of(make_record) -> Callable[..., RunRecord]:
+    """The record of a run with this accuracy, None for a diverged one; the loss differs from seed to seed."""
+
+    def record_of(run: RunSpec, accuracy: float | None, **fields) -> RunRecord:
+        metrics = {} if accuracy is None else {"test/accuracy": accuracy, "test/loss": 0.1 + run.seed / 100}
+        whole = {
+            "key": f"{run.cell}-{run.seed}-{run.tuned}",
+            "cell": run.cell,
+            "seed": run.seed,
+            "role": run.role,
+            "status": "ok" if accuracy is not None else "diverged",
+            "axes": run.axes,
+            "tuned": run.tuned,
+            "config": run.config(),
+            "metrics": metrics,
+            "params": 12345,
+            "state_bytes": {"16": 1024, "64": 8192},
+            **fields,
+        }
+        return make_record(**whole)
+
+    return record_of
+
+
+@pytest.fixture
+def records(load, record_of) -> list[RunRecord]:
+    sweep = load()
+    return [
+        record_of(run, value)
+        for cell in sweep.cells()
+        for run, value in zip(sweep.reported(cell), VALUES[cell.sections.mixer.name], strict=True)
+    ]
+
+
+def text(table: Table, row: str, column: tuple[str, ...] = ()) -> str:
+    """The number of one cell with its mark."""
+    shown = render.grid(table)
+    line = next(cells for cells in shown.rows if cells[0].text == row)
+    cell = line[1 + table.columns.index(column)]
+    return f"{cell.text} {cell.mark}".strip()
+
+
+CAPTION = [
+    "test/accuracy: mean ± sample std (ddof=1) over n=5 seeds (0-4), in points.",
+    "solved: seeds at 0.99 or above, of those with an outcome.",
+    "k/n: only k of n seeds have a number, and mean, std and min are over these k.",
+    "Learning rate fixed by the configuration at 0.003.",
+    "Code aaaaaaaaaaaa; data mqar/1; on cpu, torch 2.13.",
+    "Bold: better than every other complete row, by the 95 % interval (Welch) of the difference.",
+]
+
+
+def test_markdown(load, records):
+    shown = render.markdown(render.grid(report.build(load(), records)))
+    assert shown.splitlines() == [
+        "**demo**",
+        "",
+        "| mixer | test/accuracy | n | min | solved | state bytes at T=64 | parameters | s/run |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| attention | **100.0 ± 0.0** | 5 | 100.0 | 5/5 | 8,192 | 12,345 | 2.5 |",
+        "| mamba2 | 46.0 ± 2.7 | 5 | 43.0 | 0/5 | 8,192 | 12,345 | 2.5 |",
+        "| linear_attention | 20.0 ± 0.8 (4/5, 1 diverged) | 4 | 19.0 | 0/5 | 8,192 | 12,345 | 2.5 |",
+        "",
+        *(f"- {line}" for line in CAPTION),
+    ]
+
+
+def test_latex(load, records):
+    shown = render.latex(render.grid(report.build(load(), records)))
+    lines = shown.splitlines()
+    assert lines[:2] == [r"\begin{table}", r"\centering"]
+    caption = " ".join(CAPTION).replace("±", r"$\pm$").replace("%", r"\%")
+    assert lines[2] == rf"\caption{{demo. {caption}}}"
+    assert lines[3:] == [
+        r"\begin{tabular}{lrrrrrrr}",
+        r"\toprule",
+        r"mixer & test/accuracy & n & min & solved & state bytes at T=64 & parameters & s/run \\",
+        r"\midrule",
+        r"attention & \textbf{100.0 $\pm$ 0.0} & 5 & 100.0 & 5/5 & 8,192 & 12,345 & 2.5 \\",
+        r"mamba2 & 46.0 $\pm$ 2.7 & 5 & 43.0 & 0/5 & 8,192 & 12,345 & 2.5 \\",
+        r"linear\_attention & 20.0 $\pm$ 0.8 (4/5, 1 diverged) & 4 & 19.0 & 0/5 & 8,192 & 12,345 & 2.5 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def test_csv_has_every_seed_at_full_precision(load, records):
+    lines = list(csv.DictReader(io.StringIO(export.to_csv(report.build(load(), records)))))
+    assert len(lines) == 15
+    assert [line["value"] for line in lines[5:10]] == ["0.46", "0.44", "0.5", "0.47", "0.43"]
+    assert float(lines[5]["std"]) == pytest.approx((30e-4 / 4) ** 0.5, rel=1e-12)
+    lost = lines[13]
+    assert (lost["mixer"], lost["seed"], lost["status"], lost["value"]) == ("linear_attention", "3", "diverged", "")
+    assert (lost["n"], lost["seeds"], lost["solved"]) == ("4", "5", "0")
+
+
+def test_json(load, records):
+    data = json.loads(export.to_json(report.build(load(), records[:-1])))
+    assert data["std"] == "sample, ddof=1"
+    assert data["caption"] == CAPTION[:-1]
+    last = data["cells"][-1]
+    assert (last["mixer"], last["n"], last["seeds"], last["ended"]) == ("linear_attention", 3, 5, {"diverged": 1})
+    assert [run["status"] for run in last["runs"]] == ["ok", "ok", "ok", "diverged", "missing"]
+    assert last["runs"][4] == {"seed": 4, "status": "missing", "value": None}
+    assert last["mean"] == pytest.approx(0.2)
+
+
+def test_the_terminal_shows_all_of_a_table_at_any_width(load, records):
+    shown = render.grid(report.build(load(), records))
+    for width in (200, 80, 40):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(render.rich(shown, width))
+        said = console.export_text()
+        assert max(len(line.rstrip()) for line in said.splitlines()) <= width
+        words = ("100.0 ± 0.0", "linear_attention", "1 diverged", "solved", "state bytes", "12,345", "sample std")
+        assert [word for word in words if word not in said] == []
+
+
+def test_what_is_missing_or_failed_is_counted_where_the_number_stands(load, record_of):
+    sweep = load()
+    first, second, third = (sweep.reported(cell) for cell in sweep.cells())
+    found = [
+        record_of(first[0], 0.5),
+        record_of(first[1], 0.6),
+        record_of(first[2], None, status="oom"),
+        *(record_of(run, None) for run in second),
+    ]
+    table = report.build(sweep, found)
+    assert text(table, "attention") == "55.0 ± 7.1 (2/5, 1 oom)"
+    assert text(table, "mamba2") == "– (0/5, 5 diverged)"
+    assert text(table, "linear_attention") == "– (0/5)"
+    solved = [cells[4].text for cells in render.grid(table).rows]
+    assert solved == ["0/2", "0/5", "–"], "diverged seeds did not solve; missing ones have no outcome"
+    one = report.build(load("seeds=[0]"), found)
+    assert text(one, "attention") == "50.0 (n=1)"
+    assert third
+
+
+def test_a_value_that_was_not_finite_is_no_number(load, record_of):
+    sweep = load()
+    runs = sweep.reported(sweep.cells()[0])
+    found = [record_of(run, 0.5, metrics={"test/accuracy": 0.5, "test/loss": float("nan")}) for run in runs]
+    assert text(report.build(load("report.metric=test/loss"), found), "attention") == "– (0/5, 5 without value)"
+
+
+def test_losses_are_not_points_and_their_worst_is_the_largest(load, records):
+    shown = render.grid(report.build(load("report.metric=test/loss"), records))
+    assert [head[0] for head in shown.heads[:5]] == ["mixer", "test/loss", "n", "max", "state bytes"]
+    assert [cell.text for cell in shown.rows[0][:4]] == ["attention", "0.120 ± 0.016", "5", "0.140"]
+    assert shown.bold == frozenset()
+
+
+def test_a_metric_that_nobody_measured_is_an_error(load, records):
+    with pytest.raises(UserError, match=r'no record holds the metric "valid/loss"'):
+        report.build(load("report.metric=valid/loss"), records)
+
+
+def test_versions_of_the_code_are_never_mixed(load, record_of):
+    sweep = load()
+    cell = sweep.cells()[0]
+    runs = sweep.reported(cell)
+
+    def made(source: str, minute: int, accuracy: float, seeds: int = 5, **fields: Any) -> list[RunRecord]:
+        code = {"commit": source * 20, "dirty": False, "patch": None, "source": source, "version": "0.1.0"}
+        time = {"start": f"2026-01-01T00:{minute:02d}:00Z", "seconds": 1}
+        return [record_of(run, accuracy + run.seed / 100, code=code, time=time, **fields) for run in runs[:seeds]]
+
+    old, new, part = made("aa", 1, 0.1), made("bb", 2, 0.5), made("cc", 3, 0.8, seeds=2)
+
+    def shown(found: list[RunRecord], current: str | None) -> str:
+        sources = {cell.cell: current} if current else None
+        return text(report.build(sweep, found, sources=sources), "attention")
+
+    assert shown(old + new, None) == "52.0 ± 1.6", "the most recent"
+    assert shown(new + old, "aa") == "12.0 ± 1.6", "the present code where it is complete"
+    assert shown(old + new + part, "cc") == "80.5 ± 0.7 (2/5)", "not filled up from other code"
+    assert shown(old + new, "zz") == "52.0 ± 1.6†"
+    table = report.build(sweep, old + new, sources={cell.cell: "zz"})
+    assert any(line.startswith("†") and "mixer=attention" in line for line in table.caption)
+
+    gpu: dict[str, Any] = {"env": {"id": "1", "class": "NVIDIA H200, torch 2.13"}}
+    mixed = made("aa", 1, 0.1, seeds=3) + made("aa", 2, 0.6, **gpu)
+    table = report.build(sweep, mixed)
+    assert text(table, "attention") == "62.0 ± 1.6"
+    assert any("3 run(s) on another machine" in warning for warning in table.warnings)
+    table = report.build(sweep, made("aa", 1, 0.1) + made("aa", 2, 0.6, data="mqar/2"))
+    assert text(table, "attention") == "62.0 ± 1.6"
+
+
+def test_cells_on_different_machines_or_data_are_told(load, records):
+    moved = [
+        r.model_copy(update={"data": "mqar/2", "env": {"id": "1", "class": "NVIDIA H200, torch 2.13"}})
+        if r.axes["mixer"] == "mamba2"
+        else r
+        for r in records
+    ]
+    warnings = " ".join(report.build(load(), moved).warnings)
+    assert "different data versions: mqar/1; mqar/2" in warnings
+    assert "different kinds of machine: NVIDIA H200, torch 2.13; cpu, torch 2.13" in warnings
+    assert report.build(load(), records).warnings == ()
+
+
+def test_seeds_that_drive_nothing_are_told(load, record_of):
+    sweep = load()
+    first, second, _ = (sweep.reported(cell) for cell in sweep.cells())
+    same = [record_of(run, 0.5, metrics={"test/accuracy": 0.5, "test/loss": 0.25}) for run in first]
+    full = [record_of(run, 1.0, metrics={"test/accuracy": 1.0, "test/loss": 0.0}) for run in second]
+    (warning,) = report.build(sweep, same + full).warnings
+    assert "mixer=attention: all 5 seeds gave bit-equal numbers" in warning
+
+
+SELECT = "sweep.select={axes: {train.lr: [1e-3, 1e-2]}, seeds: [100, 101]}"
+
+
+def test_tuned_values_the_rule_and_unequal_grids_are_told(load, record_of):
+    sweep = load(SELECT)
+    found = []
+    for cell, lr in zip(sweep.cells(), (0.01, 0.001, 0.01), strict=True):
+        found += [record_of(run, 0.3 + run.seed / 100) for run in sweep.reported(cell, {"train.lr": lr})]
+        found += [record_of(run, 0.2) for run in sweep.tuning(cell)]
+    table = report.build(sweep, found)
+    assert table.warnings == ()
+    assert (
+        "Chosen for each cell on valid/accuracy with tuning seeds 100-101, then frozen: train.lr of 2 values."
+        in table.caption
+    )
+    shown = render.grid(table)
+    assert shown.heads[-1] == ("lr",)
+    assert [cells[-1].text for cells in shown.rows] == ["0.01", "0.001", "0.01"]
+    assert text(table, "mamba2") == "32.0 ± 1.6", "tuning runs are not in the mean"
+    less = [r for r in found if not (r.role == "tune" and r.axes["mixer"] == "mamba2" and r.tuned["train.lr"] == 0.01)]
+    (warning,) = report.build(sweep, less).warnings
+    assert "grids of different size" in warning
+    assert "mixer=mamba2: 1" in warning
+
+
+def test_swept_paths_are_columns_and_the_rest_is_small_print(load, record_of):
+    sweep = load("sweep.grid.mixer=[attention, mamba2]", "sweep.grid.model.d_model=[16, 32]")
+    found = []
+    for cell in sweep.cells():
+        offset = (0.2 if cell.sections.mixer.name == "mamba2" else 0) + cell.sections.model.d_model / 100
+        state = {"64": 64 * cell.sections.model.d_model}
+        found += [record_of(run, offset + run.seed / 100, state_bytes=state) for run in sweep.reported(cell)]
+    table = report.build(sweep, found)
+    assert table.columns == (("d_model=16",), ("d_model=32",))
+    shown = render.grid(table)
+    assert shown.rows[0][1] == render.Cell("18.0 ± 1.6", "", ("min 16.0", "solved 0/5"))
+    assert shown.rows[1][2].text == "54.0 ± 1.6"
+    assert shown.rows[0][3].text == "1,024 / 2,048"
+    assert shown.bold == {(1, 1), (1, 2)}
+    assert render.markdown(shown).splitlines()[4].startswith("| attention | 18.0 ± 1.6<br>min 16.0<br>solved 0/5 | ")
+
+
+def test_evaluation_cells_are_columns_when_asked_for(load, record_of):
+    sweep = load(
+        "sweep.grid.mixer=[mamba2]", "task.eval_cells=[{num_kv: 4}, {num_kv: 8}]", "report.columns=[task.num_kv]"
+    )
+    (cell,) = sweep.cells()
+    found = []
+    for run, (easy, hard) in zip(sweep.reported(cell), [(0.9, 0.1), (1.0, 0.2)], strict=False):
+        parts = [
+            {"split": split, "cell": {"num_kv": k}, "rows": 10, "scored": 40, "accuracy": value, "loss": 0.5}
+            for split, k, value in [("valid", 4, 0.0), ("valid", 8, 0.0), ("test", 4, easy), ("test", 8, hard)]
+        ]
+        found.append(record_of(run, (easy + hard) / 2, eval=parts))
+    table = report.build(sweep, found)
+    assert table.columns == (("mean",), ("num_kv=4",), ("num_kv=8",))
+    assert [text(table, "mamba2", column) for column in table.columns] == [
+        "55.0 ± 7.1 (2/5)",
+        "95.0 ± 7.1 (2/5)",
+        "15.0 ± 7.1 (2/5)",
+    ]
+    assert "Each seed's value is its mean over 2 evaluation cells." in table.caption
+
+
+def test_mixers_are_told_apart_by_the_arguments_in_which_they_differ(load, record_of):
+    sweep = load("sweep.grid.mixer=[attention, {name: attention, window: 16}]")
+    found = [record_of(run, 0.5 + run.seed / 100) for cell in sweep.cells() for run in sweep.reported(cell)]
+    assert report.build(sweep, found).rows == (("attention",), ("attention window=16",))
+
+
+def test_bold_needs_a_clear_difference_to_all_others(load, record_of):
+    sweep = load()
+    first, second, third = (sweep.reported(cell) for cell in sweep.cells())
+    clear = [record_of(run, 0.90 + run.seed / 100) for run in first]
+    below = [record_of(run, 0.60 + run.seed / 100) for run in second]
+    noisy = [record_of(run, [0.1, 1.0, 0.9, 1.0, 0.9][run.seed]) for run in third]
+    assert render.grid(report.build(sweep, clear + below)).bold == {(0, 1)}
+    assert render.grid(report.build(sweep, clear + below + noisy)).bold == frozenset()
