@@ -1,0 +1,147 @@
+"""One `mixassay run`, from the loaded sweep to the ended workers, and the table of what is stored."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from rich.console import Console
+
+from mixassay import plugins
+from mixassay.errors import UserError
+from mixassay.record import RunRecord
+from mixassay.runners import report
+from mixassay.runners.choices import Choices
+from mixassay.runners.cost import Costs
+from mixassay.runners.crew import Crew
+from mixassay.runners.launch import Ending, Launcher, Settings
+from mixassay.runners.machine import accelerator_possible, cores
+from mixassay.runners.plan import Mode, Plan
+from mixassay.runners.progress import Display
+from mixassay.runners.recorder import Recorder
+from mixassay.runners.store import Store
+from mixassay.sweep import Sweep
+
+PIECES = 4
+"""Jobs for each slot that a sweep is cut into on CPUs, where models gain nothing from a common stack, so that no slot
+is left with the longest job at the end."""
+
+LARGEST = 32
+"""Models in one stack, unless the sweep says otherwise."""
+
+EXIT = {"refused": 2, "fail-fast": 3, "same error": 3, "terminated": 75, "max-time": 75, "interrupted": 130}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says beside the sweep: nothing here moves a number."""
+
+    results: Path
+    overrides: tuple[str, ...] = ()
+    device: str | None = None
+    mode: Mode = "cached"
+    shard: tuple[int, int] = (1, 1)
+    max_time: float | None = None
+    fail_fast: bool = False
+    as_json: bool = False
+
+
+class Session:
+    """Finds the machine, the records and what is to do. `run` then does it."""
+
+    def __init__(self, sweep: Sweep, options: Options) -> None:
+        self.sweep, self.options = sweep, options
+        self.store = Store(options.results)
+        stored = self.store.read(sweep.name)
+        self.warnings = stored.warnings
+        self.crew, name = find_device(options.device or sweep.run.device, sweep.run.threads, sweep.run.slots)
+        on_cpu, run = self.crew.device == "cpu", sweep.run
+        slots = run.slots if isinstance(run.slots, int) else max(1, cores() // self.crew.threads) if on_cpu else 1
+        self.settings = Settings(slots, run.timeout, run.retries, options.max_time, options.fail_fast, reusable=on_cpu)
+        self.recorder = Recorder(name, threads=self.crew.threads, plugins=plugin_files(sweep.plugins))
+        self.folder = options.results / sweep.name
+        self.plan = Plan(
+            sweep,
+            self.recorder,
+            stored.records,
+            Choices(self.folder / "selected.yaml"),
+            mode=options.mode,
+            pieces=PIECES * slots if on_cpu else slots,
+            size=run.stack if isinstance(run.stack, int) else LARGEST,
+            shard=options.shard,
+        )
+        self.costs = Costs(stored.records, str(self.recorder.env["class"]))
+
+    def run(self, console: Console) -> Ending:
+        """Train what is missing, telling `console` (and with `as_json` standard output) how it goes."""
+        if not self.plan.queue:
+            self.crew.close()
+            return Ending()
+        self.store.check_writable()
+        checkpoints = self._checkpoints()
+        prepare = {
+            "results": str(self.store.root),
+            "plugins": list(self.sweep.plugins),
+            "files": [str(path) for path in self.recorder.plugins],
+            "kinds": [[spec.config(), self.recorder.source(spec)] for spec in self.recorder.kinds.values()],
+            "every": self.sweep.run.checkpoint_every,
+        }
+        tracebacks = self.options.fail_fast
+        with Display(self.plan, self.costs, console, self.settings.slots, self.options.as_json, tracebacks) as display:
+            launcher = Launcher(
+                self.plan,
+                self.crew,
+                self.settings,
+                check={"path": str(self.sweep.path), "overrides": list(self.options.overrides)},
+                sweep=prepare,
+                folder=checkpoints,
+                store=self.store,
+                recorder=self.recorder,
+                tell=display,
+            )
+            return launcher.run()
+
+    def exit_code(self, ending: Ending) -> int:
+        """0: all there and well. 3: something failed, diverged or is missing. The rest: why it stopped early."""
+        return EXIT.get(ending.reason, 3 if self.plan.failures() or self.plan.missing() else 0)
+
+    def _checkpoints(self) -> Path:
+        """The folder for checkpoints, which git does not see."""
+        folder = self.folder / ".checkpoints"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".gitignore").write_text("*\n")
+        except OSError as problem:
+            raise UserError(f"cannot write to {folder}: {problem.strerror}; choose another --results") from problem
+        return folder
+
+
+def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:
+    """The sweep's table from what is stored, by the present code where that is complete."""
+    recorder = Recorder("any", threads=1, plugins=plugin_files(sweep.plugins))
+    sources = {cell.cell: recorder.source(cell.sections) for cell in sweep.cells()}
+    return report.build(sweep, records, sources=sources)
+
+
+def find_device(wanted: str, threads: int | str, slots: int | str) -> tuple[Crew, str]:
+    """A crew for the device, and the device's name. Where torch must be asked, by a first worker that then stays."""
+    if wanted != "cpu" and not accelerator_possible():
+        if wanted != "auto":
+            raise UserError(f"device {wanted} is asked for, but this machine has none; use --device cpu")
+        wanted = "cpu"
+    each = cores() // slots if isinstance(slots, int) else 1 if wanted == "cpu" else min(cores(), 8)
+    crew = Crew(wanted, threads if isinstance(threads, int) else max(1, each))
+    return (crew, "cpu") if wanted == "cpu" else (crew, crew.ask_device())
+
+
+def plugin_files(names: Sequence[str]) -> list[Path]:
+    """The source files of a sweep's plug-ins and of the installed ones, found without importing them."""
+    modules = [entry.value.partition(":")[0] for entry in entry_points(group=plugins.GROUP)]
+    files = []
+    for name in [*modules, *names]:
+        if name.endswith(".py"):
+            files.append(Path(name))
+        elif (found := importlib.util.find_spec(name)) is not None and found.origin:
+            files.append(Path(found.origin))
+    return [path for path in files if path.is_file()]
