@@ -77,7 +77,8 @@ def test_the_mqar_table_has_as_many_runs_as_one_counts_by_hand() -> None:
     assert {run.role for run in tuning} == {"tune"}
     assert {run.role for run in reported} == {"report"}
     assert not any(
-        c.axes["mixer"] == "attention" and c.axes["model.d_model"] == 512 and c.axes["task.seq_len"] == 512 for c in cells
+        c.axes["mixer"] == "attention" and c.axes["model.d_model"] == 512 and c.axes["task.seq_len"] == 512
+        for c in cells
     )
 
 
@@ -87,7 +88,9 @@ def test_grid_varies_slowest_first_and_zip_rows_go_together() -> None:
         + "sweep:\n  grid: {model.d_model: [16, 32]}\n"
         + "  zip: {scale: [{task.num_kv: 2, train.batch_size: 8}, {task.num_kv: 4, train.batch_size: 16}]}\n"
     )
-    found = [(c.sections.model.d_model, c.sections.task.args["num_kv"], c.sections.train.batch_size) for c in sweep.cells()]
+    found = [
+        (c.sections.model.d_model, c.sections.task.args["num_kv"], c.sections.train.batch_size) for c in sweep.cells()
+    ]
     assert found == [(16, 2, 8), (16, 4, 16), (32, 2, 8), (32, 4, 16)]
     assert sweep.cells()[1].axes == {"model.d_model": 16, "task.num_kv": 4, "train.batch_size": 16}
 
@@ -225,7 +228,10 @@ def test_overrides_set_sections_settings_seeds_and_axes() -> None:
     assert (run.train.steps, run.train.epochs, run.seed, run.mixer.args) == (100, None, 4, {"heads": 2})
     assert sweep.run.device == "cpu"
     swept = load(text, "sweep.grid.model.d_model=[8]", "sweep.grid.mixer=[attention, mamba2]")
-    assert [(c.sections.mixer.name, c.sections.model.d_model) for c in swept.cells()] == [("attention", 8), ("mamba2", 8)]
+    assert [(c.sections.mixer.name, c.sections.model.d_model) for c in swept.cells()] == [
+        ("attention", 8),
+        ("mamba2", 8),
+    ]
 
 
 def test_overrides_of_sections_change_the_cell_and_others_do_not() -> None:

@@ -207,7 +207,8 @@ FAULTS = {
         "two cells are the same configuration: (model.d_model=16) and (model.d_model=16)",
     ),
     "zip rows of different keys": (
-        BASE + "sweep:\n  zip:\n    scale:\n      - {task.num_kv: 2, train.lr: 1}\n      - ⟦{task.kv: 2, train.lr: 1}\n",
+        BASE
+        + "sweep:\n  zip:\n    scale:\n      - {task.num_kv: 2, train.lr: 1}\n      - ⟦{task.kv: 2, train.lr: 1}\n",
         'zip "scale" row 1 has keys [task.kv, train.lr], row 0 has [task.num_kv, train.lr]',
     ),
     "zip row that is no mapping": (
@@ -266,7 +267,7 @@ FAULTS = {
     ),
     "exclude that never matches": (
         BASE + GRID + "  exclude: [⟦{model.d_model: 33}]\n",
-        'exclude matches no cell: none has model.d_model=33. Known: 16, 32.',
+        "exclude matches no cell: none has model.d_model=33. Known: 16, 32.",
     ),
     "exclude of a combination that is not there": (
         BASE + "sweep:\n  zip: {s: [{train.lr: 1, train.warmup: 0}, {train.lr: 2, train.warmup: 0.1}]}\n"
@@ -288,7 +289,8 @@ FAULTS = {
         "model.block should be 'zoology', 'mamba' or 'swiglu', got \"mamba3\". Did you mean \"mamba\"?",
     ),
     "when that makes cells alike": (
-        BASE + "sweep:\n  grid: {model.d_model: [16, 32]}\n  when: [{if: {model.d_model: 32}, set: {model.d_model: ⟦16}}]\n",
+        BASE
+        + "sweep:\n  grid: {model.d_model: [16, 32]}\n  when: [{if: {model.d_model: 32}, set: {model.d_model: ⟦16}}]\n",
         "two cells are the same configuration: (model.d_model=16) and (model.d_model=32)",
     ),
     "when that sets what select tunes": (

@@ -6,6 +6,7 @@ meta device, where parameters take no memory. What they complain of is told at t
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -32,8 +33,8 @@ def check(sweep: Sweep) -> None:
     load_plugins(sweep)
     checker = Checker()
     for cell in sweep.cells():
-        for candidate in sweep.candidates():
-            checker.check(cell, cell.sections.having(candidate) if candidate else cell.sections)
+        for sections, source in sweep.variants(cell):
+            checker.check(replace(cell, sections=sections, source=source))
     if not checker.faults:
         checker.distinct(sweep)
     problems = Problems()
@@ -61,15 +62,15 @@ class Checker:
         self.faults: dict[tuple[Place, str], Cell | None] = {}
         self.made: dict[str, int] = {}  # hash of what was made -> its vocabulary, for a task
 
-    def check(self, cell: Cell, sections: Sections) -> None:
-        self.task(cell, sections)
-        self.mixer(cell, sections.mixer, "mixer", sections.model.d_model)
-        if sections.model.hybrid is not None:
-            self.mixer(cell, sections.model.hybrid, "model.hybrid", sections.model.d_model)
+    def check(self, cell: Cell) -> None:
+        self.task(cell)
+        self.mixer(cell, cell.sections.mixer, "mixer")
+        if cell.sections.model.hybrid is not None:
+            self.mixer(cell, cell.sections.model.hybrid, "model.hybrid")
 
-    def task(self, cell: Cell, sections: Sections) -> None:
+    def task(self, cell: Cell) -> None:
         """The task in each of its train and eval cells. They share one model, and so one vocabulary."""
-        spec = sections.task
+        spec = cell.sections.task
         vocabularies: dict[int, str] = {}
         kinds: tuple[Literal["train", "eval"], ...] = ("train", "eval")
         for kind in kinds:
@@ -91,7 +92,8 @@ class Checker:
             message = f"all cells of a task must share one vocabulary, found {sizes}"
             self.add(cell.source.nearest("task").at, message, cell)
 
-    def mixer(self, cell: Cell, spec: MixerSpec, path: str, d_model: int) -> None:
+    def mixer(self, cell: Cell, spec: MixerSpec, path: str) -> None:
+        d_model = cell.sections.model.d_model
         key = digest(["mixer", spec.name, spec.args, d_model])
         if key not in self.made:
             node = cell.source.nearest(path)

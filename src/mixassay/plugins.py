@@ -61,6 +61,14 @@ def attempt(name: str, module: str, spec: importlib.machinery.ModuleSpec | None 
 
 def told(fault: BaseException) -> str:
     """An exception in one line, with the place that raised it."""
-    frames = traceback.extract_tb(fault.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    machinery = (__file__, importlib.__file__)
+    frames = [
+        f for f in traceback.extract_tb(fault.__traceback__) if f.filename[0] != "<" and f.filename not in machinery
+    ]
+    where = f" ({beside(Path(frames[-1].filename))}:{frames[-1].lineno})" if frames else ""
     return f"{type(fault).__name__}: {str(fault) or 'no message'}{where}".replace("\n", " ")
+
+
+def beside(path: Path) -> Path:
+    """The path as seen from the working directory, if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

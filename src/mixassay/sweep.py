@@ -12,7 +12,7 @@ cell when the file is loaded, except what only the code of a task or mixer knows
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,10 @@ class Sweep:
     report: Report
     run: Run
     select: Selection | None
-    tuned: dict[str, tuple[Any, ...]]
     plugins: tuple[str, ...]
     source: Node = field(repr=False)
     all_cells: tuple[Cell, ...] = field(repr=False)
+    tuned_nodes: dict[str, list[Node]] = field(repr=False)
 
     @classmethod
     def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> "Sweep":
@@ -75,9 +75,20 @@ class Sweep:
     def cells(self) -> list[Cell]:
         return list(self.all_cells)
 
+    @property
+    def tuned(self) -> dict[str, list[Any]]:
+        """The values that `select` tries at each path."""
+        return {path: [node.plain() for node in nodes] for path, nodes in self.tuned_nodes.items()}
+
     def candidates(self) -> list[Args]:
         """What `select` chooses among: path -> value. [{}] when nothing is tuned."""
-        return [dict(zip(self.tuned, values, strict=True)) for values in itertools.product(*self.tuned.values())]
+        return [{path: node.plain() for path, node in choice.items()} for choice in choices(self.tuned_nodes)]
+
+    def variants(self, cell: Cell) -> Iterator[tuple[Sections, Node]]:
+        """The cell's sections with each candidate in its place, and where all their values were written."""
+        for choice in choices(self.tuned_nodes):
+            values = {path: node.plain() for path, node in choice.items()}
+            yield (cell.sections.having(values) if values else cell.sections), place_all(cell.source, choice)
 
     def tuning(self, cell: Cell) -> list[RunSpec]:
         """The runs that choose among the candidates."""
@@ -135,8 +146,7 @@ class Reading:
         self.found.raise_any()
         assert report is not None
         assert run is not None
-        tuned = {path: tuple(value.plain() for value in values) for path, values in grammar.tuned.items()}
-        return Sweep(name, path, seeds, report, run, grammar.select, tuned, plugins, self.root, tuple(cells))
+        return Sweep(name, path, seeds, report, run, grammar.select, plugins, self.root, tuple(cells), grammar.tuned)
 
     def head(self) -> str:
         """Check `version` and `name`; return the name."""
@@ -204,8 +214,8 @@ class Reading:
     def cell(self, axes: dict[str, Node], tree: Node, grammar: Grammar, whole: bool) -> Cell | None:
         """The cell at a point, checked with every candidate of `select`."""
         first = None
-        for values in itertools.product(*grammar.tuned.values()):
-            full = place_all(tree, dict(zip(grammar.tuned, values, strict=True)))
+        for choice in choices(grammar.tuned):
+            full = place_all(tree, choice)
             sections = self.sections(full, partial=not whole)
             if sections is not None and whole:
                 for path, message in problems(sections):
@@ -269,6 +279,12 @@ class Reading:
                 message = f"report: ({twin}) and ({cell}) would share one place in the table"
                 self.found.add(at, f"{message}; add {' or '.join(apart)} to report.columns")
                 break
+
+
+def choices(axes: Mapping[str, Sequence[Node]]) -> Iterator[dict[str, Node]]:
+    """Every combination of one value for each path."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
 
 
 def applies(rule: Rule, tree: Node) -> bool:
