@@ -71,8 +71,8 @@ class Attention(Mixer):
             q, k = self._turn(q, k, state["position"])
             new["position"] = state["position"] + 1
         for name, entry in (("k", k), ("v", v)):
-            kept = state[name] if self.window is None else state[name][:, -self.window + 1 :]
-            new[name] = torch.cat([kept, entry.unsqueeze(1)], dim=1)  # [B, T, H, K]
+            seen = torch.cat([state[name], entry.unsqueeze(1)], dim=1)  # [B, T, H, K]
+            new[name] = seen if self.window is None else seen[:, -self.window :]
         return self.out(softmax_attention_step(q, new["k"], new["v"]).flatten(-2)), new
 
     def state_bytes(self, T: int) -> int:

@@ -92,9 +92,11 @@ class LinearAttention(Mixer):
         return self._output(o), (conv, S)
 
     def _operands(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """phi(q) and phi(k) [..., H, K], v [..., H, V], which the normaliser gives a column of ones: [..., H, V + 1]."""
-        q, k, v = torch.unflatten(wide(qkv), -1, (3, self.heads, self.head_dim)).unbind(-3)
-        return self.phi(q), self.phi(k), pad(v, (0, 1), value=1.0) if self.normalizer else v
+        """phi(q) and phi(k) [..., H, K], v [..., H, V]; the normaliser gives v a column of ones: [..., H, V + 1]."""
+        qk, v = torch.split(wide(qkv), [2 * self.heads * self.head_dim, self.heads * self.head_dim], dim=-1)
+        q, k = self.phi(torch.unflatten(qk, -1, (2, self.heads, self.head_dim))).unbind(-3)
+        v = torch.unflatten(v, -1, (self.heads, self.head_dim))
+        return q, k, pad(v, (0, 1), value=1.0) if self.normalizer else v
 
     def _output(self, o: Tensor) -> Tensor:
         if self.normalizer:

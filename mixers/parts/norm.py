@@ -22,11 +22,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = wide(x) if self.groups == 1 else torch.unflatten(wide(x), -1, (self.groups, -1))
-        parts = parts * (parts.square().mean(-1, keepdim=True) + EPS_RMS).rsqrt()
+        parts = parts * ((parts * parts).mean(-1, keepdim=True) + EPS_RMS).rsqrt()
         return parts.reshape(x.shape) * self.weight
 
 
 def l2norm(x: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + eps): unit vectors, and zero with a finite gradient where x is zero."""
     x = wide(x)
-    return x * (x.square().sum(-1, keepdim=True) + EPS_L2).rsqrt()
+    return x * ((x * x).sum(-1, keepdim=True) + EPS_L2).rsqrt()

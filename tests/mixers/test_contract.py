@@ -1,0 +1,225 @@
+"""What the harness relies on, for every registered mixer with its defaults and for the variants that matter."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call, stack_module_state, vmap
+from torch.utils import _pytree as pytree
+
+from mixassay.mixers import mixer, nbytes
+
+D = 16
+VARIANTS = {
+    "attention": [
+        {"heads": 2, "rope": True},
+        {"heads": 2, "head_dim": 6, "rope": True, "rope_base": 100.0, "window": 5, "conv": 3, "qkv_bias": True},
+        {"window": 1},
+        {"heads": 4, "window": 64},
+    ],
+    "linear_attention": [
+        {"heads": 2, "conv": 4, "output_norm": True},
+        {"heads": 4, "feature_map": "identity", "normalizer": False, "output_norm": True},
+        {"heads": 2, "feature_map": "relu", "head_dim": 12},
+        {"feature_map": "softmax"},
+        {"feature_map": "silu", "normalizer": False, "conv": 1},
+    ],
+    "mamba2": [
+        {"d_state": 8, "head_dim": 4, "n_groups": 2},
+        {"d_state": 16, "head_dim": 16, "expand": 1, "conv": 0},
+    ],
+    "gated_deltanet": [
+        {"heads": 2, "allow_neg_eigval": True},
+        {"heads": 4, "head_dim": 6, "expand_v": 1.5, "conv": 0, "gate": False},
+    ],
+    "base_conv": [{"conv": 1}, {"conv": 7}],
+}
+CASES = [(name, kw) for name in mixer.names() for kw in [{}, *VARIANTS.get(name, [])]]
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+every = pytest.mark.parametrize(
+    ("name", "kw"), CASES, ids=[f"{n}-{'-'.join(f'{k}={v}' for k, v in kw.items()) or 'default'}" for n, kw in CASES]
+)
+
+
+def build(name, kw, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return mixer[name](D, **kw).to(dtype)
+
+
+def tokens(B, T, seed=1, dtype=torch.float64):
+    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def run_steps(m, x, state=None):
+    state = m.init_state(x.shape[0]) if state is None else state
+    ys = []
+    for x_t in x.unbind(1):
+        y, state = m.step(x_t, state)
+        ys.append(y)
+    return torch.stack(ys, dim=1), state
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shape_dtype_and_precision(name, kw, dtype):
+    m, exact = build(name, kw, dtype=dtype), build(name, kw)
+    for T in (1, 2, 33, 64, 70):
+        x = tokens(3, T, dtype=dtype)
+        y = m(x)
+        assert y.shape == x.shape
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.double(), exact(x.double()), rtol=1e-3, atol=1e-4)
+
+
+@every
+def test_bf16_autocast_stays_near_fp32(name, kw):
+    m = build(name, kw, dtype=torch.float32)
+    x = tokens(3, 70, dtype=torch.float32)
+    exact = m(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = m(x)
+        y_step, state = run_steps(m, x[:, :3])
+    assert (y.float() - exact).norm() < 0.03 * exact.norm()
+    assert (y_step.float() - exact[:, :3]).norm() < 0.03 * exact[:, :3].norm()
+    for kept in pytree.tree_leaves(state):
+        assert kept.dtype in (torch.float32, torch.int64), "a state must not lose digits to autocast"
+    y.float().square().sum().backward()
+    for p in m.parameters():
+        assert p.grad.dtype == torch.float32
+        assert p.grad.isfinite().all()
+
+
+@every
+def test_causal_to_the_bit(name, kw):
+    m, x = build(name, kw, dtype=torch.float32), tokens(2, 70, dtype=torch.float32)
+    for t in (1, 37, 69):
+        other = torch.cat([x[:, :t], 10 * tokens(2, 70 - t, seed=2, dtype=torch.float32)], dim=1)
+        y, y_other = m(x), m(other)
+        assert torch.equal(y[:, :t], y_other[:, :t])
+        assert not torch.isclose(y[:, t:], y_other[:, t:]).all(dim=-1).any()
+
+
+@every
+def test_every_parameter_gets_a_finite_gradient(name, kw):
+    m, x = build(name, kw, dtype=torch.float32), tokens(2, 40, dtype=torch.float32).requires_grad_()
+    m(x).square().sum().backward()
+    for who, p in [("x", x), *m.named_parameters()]:
+        assert p.grad is not None, who
+        assert p.grad.isfinite().all(), who
+        assert p.grad.any(), who
+
+
+@every
+def test_zero_input_has_finite_gradients(name, kw):
+    m, x = build(name, kw, dtype=torch.float32), torch.zeros(2, 9, D, requires_grad=True)
+    m(x).sum().backward()
+    assert all(p.grad.isfinite().all() for p in [x, *m.parameters()])
+
+
+@every
+def test_step_equals_forward(name, kw):
+    m, x = build(name, kw), tokens(2, 70)
+    ys, _ = run_steps(m, x)
+    for T in (1, 2, 3, 4, 5, 17, 63, 64, 65, 70):
+        torch.testing.assert_close(ys[:, :T], m(x[:, :T]), **EXACT)
+
+
+@every
+def test_gradients_of_step_equal_those_of_forward(name, kw):
+    m, x, weight = build(name, kw), tokens(2, 11).requires_grad_(), tokens(2, 11, seed=3)
+    leaves = [x, *m.parameters()]
+    parallel = torch.autograd.grad((m(x) * weight).sum(), leaves)
+    stepwise = torch.autograd.grad((run_steps(m, x)[0] * weight).sum(), leaves)
+    torch.testing.assert_close(stepwise, parallel, **EXACT)
+
+
+@every
+def test_a_state_can_be_continued_twice(name, kw):
+    m, x = build(name, kw).requires_grad_(False), tokens(2, 19)
+    other = torch.cat([x[:, :8], tokens(2, 11, seed=2)], dim=1)
+    _, prefix = run_steps(m, x[:, :8])
+    before = copy.deepcopy(prefix)
+    for full in (x, other):
+        torch.testing.assert_close(run_steps(m, full[:, 8:], prefix)[0], m(full)[:, 8:], **EXACT)
+    torch.testing.assert_close(prefix, before, rtol=0, atol=0)
+
+
+@every
+def test_rows_of_a_batch_do_not_meet(name, kw):
+    m, x = build(name, kw), tokens(4, 35)
+    y, (y_step, state) = m(x), run_steps(m, x)
+    for i in range(4):
+        torch.testing.assert_close(m(x[i : i + 1]), y[i : i + 1], **EXACT)
+    rows = [2, 0]
+    kept = pytree.tree_map(lambda s: s[rows], state)
+    new = tokens(4, 1, seed=4)[:, 0]
+    torch.testing.assert_close(m.step(new[rows], kept)[0], m.step(new, state)[0][rows], **EXACT)
+    torch.testing.assert_close(y_step[rows], y[rows], **EXACT)
+
+
+@every
+@pytest.mark.parametrize("T", [1, 40])
+def test_stacked_equals_a_loop(name, kw, T):
+    models = [build(name, kw, seed=s) for s in range(3)]
+    x = torch.stack([tokens(2, T, seed=s) for s in range(3)])
+    weight = torch.stack([tokens(2, T, seed=10 + s) for s in range(3)])
+    params, buffers = stack_module_state(models)
+    y = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,)))(params, buffers, x)
+    grads = torch.autograd.grad((y * weight).sum(), list(params.values()), materialize_grads=True)
+    for i, m in enumerate(models):
+        alone = m(x[i])
+        torch.testing.assert_close(y[i], alone, **EXACT)
+        expected = torch.autograd.grad((alone * weight[i]).sum(), list(m.parameters()), materialize_grads=True)
+        torch.testing.assert_close([g[i] for g in grads], list(expected), **EXACT)
+
+
+@every
+def test_initialisation_follows_the_seed(name, kw):
+    first, again, other = (build(name, kw, seed=s) for s in (0, 0, 1))
+    assert all(torch.equal(p, q) for p, q in zip(first.parameters(), again.parameters(), strict=True))
+    assert any(not torch.equal(p, q) for p, q in zip(first.parameters(), other.parameters(), strict=True))
+
+
+@every
+def test_runs_on_meta(name, kw):
+    with torch.device("meta"):
+        m = mixer[name](D, **kw)
+        y, state = run_steps(m, torch.empty(2, 3, D))
+        assert m(torch.empty(2, 70, D)).shape == (2, 70, D)
+    assert y.shape == (2, 3, D)
+    assert nbytes(state) == 2 * build(name, kw, dtype=torch.float32).state_bytes(3)
+
+
+@every
+def test_state_bytes_are_those_of_the_live_state(name, kw):
+    m = build(name, kw, dtype=torch.float32)
+    with torch.no_grad():
+        _, state = run_steps(m, tokens(1, 70, dtype=torch.float32))
+    assert m.state_bytes(70) == nbytes(state)
+    assert m.state_bytes(0) == nbytes(m.init_state(1))
+    assert nbytes(m.init_state(5)) == 5 * nbytes(m.init_state(1))
+
+
+STATE_BYTES = [
+    ("attention", {}, lambda T: 4 * T * 2 * D),
+    ("attention", {"heads": 2, "rope": True}, lambda T: 4 * T * 2 * D + 8),
+    ("attention", {"heads": 2, "head_dim": 6, "window": 5}, lambda T: 4 * min(T, 5) * 2 * 12),
+    ("attention", {"conv": 4}, lambda T: 4 * (T * 2 * D + 3 * 3 * D)),
+    ("linear_attention", {}, lambda T: 4 * D * (D + 1)),
+    ("linear_attention", {"heads": 2, "feature_map": "silu", "normalizer": False}, lambda T: 4 * 2 * 8 * 8),
+    ("linear_attention", {"conv": 3}, lambda T: 4 * (D * (D + 1) + 2 * 3 * D)),
+    ("mamba2", {}, lambda T: 4 * (32 * 128 + 3 * (32 + 2 * 128))),
+    ("mamba2", {"d_state": 8, "head_dim": 4, "n_groups": 2}, lambda T: 4 * (8 * 8 * 4 + 3 * (32 + 2 * 2 * 8))),
+    ("mamba2", {"d_state": 8, "conv": 0}, lambda T: 4 * 32 * 8),
+    ("gated_deltanet", {}, lambda T: 4 * (16 * 32 + 3 * (16 + 16 + 32))),
+    ("gated_deltanet", {"heads": 2, "conv": 0}, lambda T: 4 * 2 * 8 * 16),
+    ("base_conv", {}, lambda T: 4 * 2 * D),
+]
+
+
+@pytest.mark.parametrize(("name", "kw", "expected"), STATE_BYTES, ids=[f"{n}-{kw}" for n, kw, _ in STATE_BYTES])
+def test_state_bytes_by_hand(name, kw, expected):
+    m = build(name, kw, dtype=torch.float32)
+    assert {T: m.state_bytes(T) for T in (1, 4, 5, 6, 40)} == {T: expected(T) for T in (1, 4, 5, 6, 40)}
+    assert build(name, kw).state_bytes(4) == 2 * (expected(4) - 8 * ("rope" in kw)) + 8 * ("rope" in kw)
