@@ -37,7 +37,13 @@ built = []
 @mixer("plugged")
 class Plugged(Mixer):
     def __init__(
-        self, d_model: int, *, heads: int = 1, scale: float = 1.0, kind: Literal["a", "b"] = "a", sizes: tuple[int, ...] = ()
+        self,
+        d_model: int,
+        *,
+        heads: int = 1,
+        scale: float = 1.0,
+        kind: Literal["a", "b"] = "a",
+        sizes: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         assert isinstance(sizes, tuple)
@@ -45,6 +51,14 @@ class Plugged(Mixer):
             raise UserError(f"heads={heads} does not divide d_model={d_model}")
         self.proj = nn.Linear(d_model, d_model)
         built.append((self.proj.weight.device.type, d_model, heads))
+
+
+@mixer("even")
+class Even(Mixer):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        if d_model % 2:
+            raise UserError(f"d_model must be even, got {d_model}")
 
 
 @mixer("needs_values")
@@ -78,7 +92,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     Path("plugged.py").write_text(PLUGIN)
     yield
-    for name in ("plugged", "needs_values", "broken"):
+    for name in ("plugged", "even", "needs_values", "broken"):
         mixer._found.pop(name, None)
 
 
@@ -175,9 +189,9 @@ FAULTS = {
         HEAD + "mixer: plugged\nsweep: {grid: {mixer.heads: [1, ⟦3], model.d_model: [32, 33]}}\n",
         "plugged: heads=3 does not divide d_model=32 [cell mixer.heads=3, model.d_model=32]",
     ),
-    "width that does not fit a default": (
-        HEAD.replace("model: {d_model: 32}", "model: {d_model: ⟦0x21}") + "mixer: {name: attention, rope: true}\n",
-        "attention: rope turns channels in pairs: head_dim must be even, got 33",
+    "width that does not fit by itself": (
+        HEAD.replace("model: {d_model: 32}", "model: {d_model: ⟦33}") + "mixer: even\n",
+        "even: d_model must be even, got 33",
     ),
     "hybrid mixer": (
         HEAD.replace("d_model: 32", "d_model: 32, hybrid: {name: plugged, heads: ⟦5}") + "mixer: plugged\n",

@@ -152,7 +152,7 @@ def test_numbers_are_compared_as_numbers_and_never_with_true() -> None:
     assert len(load(HEAD + grid + "  exclude: [{train.lr: 1.0}]\n").cells()) == 1
     sweep = load(HEAD + grid)
     assert len(sweep.only({"train.lr": 1}).cells()) == 1
-    with pytest.raises(ValueError, match="none has train.lr=true"):
+    with pytest.raises(ValueError, match=r"none has train\.lr=true"):
         sweep.only({"train.lr": True})
 
 

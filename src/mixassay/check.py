@@ -125,7 +125,7 @@ class Checker:
             for at, message in explained(fault, arguments(cls, given), node, path):
                 self.add(at, f"{spec.name}: {message}")
         except UserError as fault:
-            message = str(fault) if spec.name in str(fault) else f"{spec.name}: {fault}"
+            message = str(fault) if str(fault).startswith(f"{spec.name}:") else f"{spec.name}: {fault}"
             self.add(blamed(message, node, cell.source), message, cell)
         except Exception as fault:
             message = f"{registry.kind} {spec.name} cannot be made: {told(fault)}"

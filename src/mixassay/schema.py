@@ -97,7 +97,7 @@ def inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 def named(choices: Mapping[str, Schema]) -> Schema:
     """A name, or a mapping with the fields of one of the choices."""
-    mappings = [record({"name": {"const": name}} | own) | {"title": name} for name, own in choices.items()]
+    mappings = [record(own | {"name": {"const": name}}) | {"title": name} for name, own in choices.items()]
     return either([{"enum": list(choices)}, *mappings])
 
 
