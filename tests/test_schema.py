@@ -1,5 +1,8 @@
 """The JSON schema that editors read: draft 7, accepting what the program accepts and refusing what it refuses."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 from mixassay.schema import json_schema
 from mixassay.source import Problems, parse, read
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 GOOD = """\
 version: 1
@@ -65,6 +69,16 @@ def test_a_file_that_uses_everything_is_accepted(validator: Any) -> None:
     grouped = as_editors_read(GOOD)
     grouped["task"]["train_examples"] = "100_000"  # what an editor makes of 100_000
     assert errors(validator, grouped) == []
+
+
+def test_the_file_in_the_repository_is_current() -> None:
+    """In a process of its own: here other tests may have registered mixers."""
+    code = "import sys; from mixassay.schema import schema_text; sys.stdout.write(schema_text())"
+    env = {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stored = (ROOT / "schema/sweep-v1.json").read_text()
+    assert json.loads(stored) == json.loads(done.stdout), "run: mixassay schema > schema/sweep-v1.json"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ It holds the arguments of every task and mixer that can be found, so it differs 
 read draft 7, pydantic writes 2020-12; `draft7` translates. No section requires a key: a sweep or `extends` may give it.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,9 +50,11 @@ def json_schema() -> Schema:
     }
     values = swept(definitions, shared, tasks, mixers)
     definitions |= {
-        "axes": record({path: axis(value) for path, value in values.items()}),
         "settings": record(values),
-        "conditions": record({p: either([v, {"type": "array", "items": v}]) for p, v in values.items()}),
+        "axes": record({path: axis(ref("settings", path)) for path in values}),
+        "conditions": record({path: one_or_any(ref("settings", path)) for path in values}),
+        "logspace": numbers("logspace", 3),
+        "range": numbers("range", 2),
         "sweep": sweep_section(),
     }
     top: Schema = {
@@ -66,6 +69,11 @@ def json_schema() -> Schema:
     found = draft7(head | record(top) | {"definitions": definitions})
     assert isinstance(found, dict)
     return found
+
+
+def schema_text() -> str:
+    """The schema as schema/sweep-v1.json holds it, and as `mixassay schema` prints it."""
+    return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def signatures(registry: Registry[Any], given: tuple[str, ...] = ()) -> dict[str, Schema]:
@@ -140,10 +148,17 @@ def sweep_section() -> Schema:
 
 
 def axis(value: Schema) -> Schema:
-    numbers = {"type": "array", "items": {"type": "number"}}
-    logspace = record({"logspace": numbers | {"minItems": 3, "maxItems": 3}}) | {"required": ["logspace"]}
-    whole = record({"range": numbers | {"minItems": 2, "maxItems": 2}}) | {"required": ["range"]}
-    return either([{"type": "array", "items": value, "minItems": 1}, logspace, whole])
+    return either([{"type": "array", "items": value, "minItems": 1}, ref("logspace"), ref("range")])
+
+
+def numbers(name: str, n: int) -> Schema:
+    """{name: [n numbers]}"""
+    listed = {"type": "array", "items": {"type": "number"}, "minItems": n, "maxItems": n}
+    return record({name: listed}) | {"required": [name]}
+
+
+def one_or_any(value: Schema) -> Schema:
+    return either([value, {"type": "array", "items": value}])
 
 
 def record(fields: Schema) -> Schema:
@@ -154,8 +169,8 @@ def either(schemas: list[Schema]) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/definitions/{name}"}
+def ref(name: str, field: str = "") -> Schema:
+    return {"$ref": f"#/definitions/{name}" + (f"/properties/{field}" if field else "")}
 
 
 def draft7(schema: Any) -> Any:
