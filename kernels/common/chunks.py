@@ -45,20 +45,41 @@ def per_group(a: Tensor, x: Tensor) -> Tensor:
     return y.reshape(*y.shape[:-1], r, -1).movedim(-2, 2)
 
 
-def pairwise_decay(since: Tensor) -> Tensor:
-    """[..., C] log decay since a common start -> [..., C, C]: exp(since_i - since_j) for j <= i, else 0.
+class Decay:
+    """The decays of a chunk's tokens, from log decays [..., C].
 
-    The exponent is masked before `exp`: above the diagonal it may overflow, and inf * 0 is NaN in the backward.
-    Adding the mask in place is exact and spares the backward a pass.
+    Running sums are taken in float64: they reach thousands, and the weak decays between two neighbours, which are
+    small differences of them, would lose their digits in float32.
     """
-    C = since.shape[-1]
-    future = torch.full((C, C), -torch.inf, dtype=since.dtype, device=since.device).triu_(1)
-    return (since.unsqueeze(-1) - since.unsqueeze(-2)).add_(future).exp_()
 
+    def __init__(self, log_decay: Tensor) -> None:
+        self.dtype = log_decay.dtype
+        # As good as -inf, which itself would make NaN: it underflows, exp(-708) in float64 and exp(-87) in float32.
+        floor = -708.0 if self.dtype == torch.float64 else -87.0
+        self.since = log_decay.clamp(min=floor).double().cumsum(-1)
 
-def bounded(log_decay: Tensor) -> Tensor:
-    """Log decays no lower than the logarithm of the dtype's smallest normal number, which forgets everything as well.
+    def pairs(self) -> Tensor:
+        """[..., C, C]: from token j to token i >= j, exp(since_i - since_j); else 0.
 
-    In a running sum, -1e4 would swallow the digits of all weak decays that follow, and -inf would make NaN.
-    """
-    return log_decay.clamp(min=-708.0 if log_decay.dtype == torch.float64 else -87.0)
+        The exponent is masked before `exp`: above the diagonal it may overflow, and inf * 0 is NaN in the backward.
+        """
+        high = self.since.to(self.dtype)
+        exponent = high.unsqueeze(-1) - high.unsqueeze(-2)
+        if self.dtype != torch.float64:
+            # What rounding cut off, as constants: the gradient flows through `high`.
+            low = (self.since.detach() - high.detach()).to(self.dtype)
+            exponent.add_(low.unsqueeze(-1)).sub_(low.unsqueeze(-2))
+        C = high.shape[-1]
+        return exponent.add_(torch.full((C, C), -torch.inf, dtype=self.dtype, device=high.device).triu_(1)).exp_()
+
+    def from_start(self) -> Tensor:
+        """[..., C, 1], the chunk's first token included."""
+        return self.since.exp().to(self.dtype).unsqueeze(-1)
+
+    def to_end(self) -> Tensor:
+        """[..., C, 1], from after the token to the chunk's end."""
+        return (self.since[..., -1:] - self.since).exp().to(self.dtype).unsqueeze(-1)
+
+    def whole(self) -> Tensor:
+        """[...], log decay over the chunk."""
+        return self.since[..., -1].to(self.dtype)

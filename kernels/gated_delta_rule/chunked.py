@@ -6,7 +6,7 @@ Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunk
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.chunks import bounded, chunk_length, join, pairwise_decay, per_group, split
+from mixassay.kernels.common.chunks import Decay, chunk_length, join, per_group, split
 
 
 def gated_delta_rule(
@@ -28,23 +28,22 @@ def gated_delta_rule(
     beta = split(beta.reshape(*beta.shape[:2], G, -1, 1), C)  # [b, g, r, n, c, 1]
     qk, kk = (q @ k.mT).unsqueeze(2), (k @ k.mT).unsqueeze(2)  # [b, g, 1, n, c, c]
     bk = beta * k.unsqueeze(2)
-    if log_decay is None:
+    decay = (
+        None if log_decay is None else Decay(split(log_decay.reshape(*log_decay.shape[:2], G, -1, 1), C).squeeze(-1))
+    )
+    if decay is None:
         qk = qk.tril()
-        since = None
     else:
-        g = split(bounded(log_decay).reshape(*log_decay.shape[:2], G, -1, 1), C)
-        since = g.cumsum(-2)  # [b, g, r, n, c, 1], log decay since the chunk began
-        Gam = pairwise_decay(since.squeeze(-1))
-        qk, kk = qk * Gam, kk * Gam
-        bk = bk * since.exp()
+        pairs, from_start = decay.pairs(), decay.from_start()
+        qk, kk, bk = qk * pairs, kk * pairs, bk * from_start
     u, w = torch.split(_solve(beta * kk, torch.cat([beta * v, bk], dim=-1)), [V, k.shape[-1]], dim=-1)
     if v.shape[3] == 1 and initial_state is None and not output_final_state:
         return join(qk @ u, T), None
 
     state = None if initial_state is None else initial_state.reshape(*v.shape[:3], -1, V)
-    u, states, state = _pass_on(k, u, w, since, state)
+    u, states, state = _pass_on(k, u, w, decay, state)
     read = per_group(q, states)
-    o = qk @ u + (read if since is None else read * since.exp())
+    o = qk @ u + (read if decay is None else read * from_start)
     return join(o, T), state.flatten(1, 2) if output_final_state else None
 
 
@@ -58,21 +57,20 @@ def _solve(A: Tensor, x: Tensor) -> Tensor:
 
 
 def _pass_on(
-    k: Tensor, u: Tensor, w: Tensor, since: Tensor | None, state: Tensor | None
+    k: Tensor, u: Tensor, w: Tensor, decay: Decay | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chunk after chunk, for a chunk's transition is a matrix: what each token writes, given the state before its
     chunk [b, g, r, n, c, v]; the states before each chunk [b, g, r, n, k, v]; the state at the end."""
     if state is None:
         state = u.new_zeros(*u.shape[:3], k.shape[-1], u.shape[-1])
-    if since is not None:
-        to_end = (since[..., -1:, :] - since).exp().unbind(3)
-        whole = since[..., -1:, :].exp().unbind(3)
+    if decay is not None:
+        to_end, whole = decay.to_end().unbind(3), decay.from_start()[..., -1:, :].unbind(3)
     written, states = [], []
     for n, (k_n, u_n, w_n) in enumerate(zip(k.mT.unbind(2), u.unbind(3), w.unbind(3), strict=True)):
         states.append(state)
         u_n = u_n - w_n @ state
         written.append(u_n)
-        if since is not None:
+        if decay is not None:
             state, u_n = state * whole[n], u_n * to_end[n]
         state = state + per_group(k_n, u_n)
     return torch.stack(written, dim=3), torch.stack(states, dim=3), state

@@ -16,24 +16,23 @@ def gated_delta_rule(
     scale: float,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    T, G, K = q.shape[1:]
+    G, K = q.shape[2:]
     q, k = (x.repeat_interleave(v.shape[2] // G, dim=2).transpose(1, 2) for x in (q, k))  # [B, H, T, K]
     a = torch.ones_like(beta) if log_decay is None else log_decay.exp()
     a, beta = (x.transpose(1, 2)[..., None, None] for x in (a, beta))  # [B, H, T, 1, 1]
     M = a * (torch.eye(K, dtype=v.dtype, device=v.device) - beta * k[..., :, None] * k[..., None, :])
     write = beta[..., 0] * k  # [B, H, T, K]
-    after = torch.eye(K, dtype=v.dtype, device=v.device).expand(*k.shape[:2], K, K)  # M_T ... M_{t+1}, t downwards
     # paths[t] [B, H, t + 1, K]: rows j = M_t ... M_{j+1} b_j k_j
     paths = [write[:, :, :1]]
-    for t in range(1, T):
-        moved = paths[-1] @ M[:, :, t].mT
-        paths.append(torch.cat([moved, write[:, :, t : t + 1]], dim=2))
+    for M_t, write_t in zip(M.unbind(2)[1:], write.split(1, dim=2)[1:], strict=True):
+        paths.append(torch.cat([paths[-1] @ M_t.mT, write_t], dim=2))
     V = v.transpose(1, 2)
     o = [torch.einsum("bhk,bhjk,bhjv->bhv", q[:, :, t], p, V[:, :, : t + 1]) for t, p in enumerate(paths)]
     S = paths[-1].mT @ V
     if initial_state is not None:
-        for t in range(T):
-            after = M[:, :, t] @ after  # M_t ... M_1
-            o[t] = o[t] + torch.einsum("bhk,bhkl,bhlv->bhv", q[:, :, t], after, initial_state)
-        S = S + after @ initial_state
+        moved = initial_state  # M_t ... M_1 S_0
+        for t, M_t in enumerate(M.unbind(2)):
+            moved = M_t @ moved
+            o[t] = o[t] + (q[:, :, t, None] @ moved).squeeze(2)
+        S = S + moved
     return scale * torch.stack(o, dim=1), S
