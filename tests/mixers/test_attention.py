@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from mixassay.errors import UserError
-from mixassay.mixers import mixer
+from mixassay.mixers.attention import Attention
 
 D, B, T = 16, 2, 21
 
 
 def build(**kw):
     torch.manual_seed(0)
-    return mixer["attention"](D, **kw).double()
+    return Attention(D, **kw).double()
 
 
 def dense(m, x, heads, K, *, window=None, base=None):
@@ -78,7 +78,7 @@ def test_rope_counts_positions_per_sequence():
 
 
 def test_initialisation():
-    m = mixer["attention"](64, qkv_bias=True)
+    m = Attention(64, qkv_bias=True)
     assert m.qkv.bias.eq(0).all()
     for weight, fan_in in ((m.qkv.weight, 64), (m.out.weight, 64)):
         assert weight.abs().max() <= fan_in**-0.5

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from mixassay.errors import UserError
-from mixassay.mixers import mixer
+from mixassay.mixers.base_conv import BaseConv
 
 
 def build(**kw):
     torch.manual_seed(0)
-    return mixer["base_conv"](16, **kw).double()
+    return BaseConv(16, **kw).double()
 
 
 @pytest.mark.parametrize("conv", [1, 3, 5])
@@ -18,6 +18,7 @@ def test_equals_the_formula(conv):
     m = build(conv=conv)
     torch.nn.init.normal_(m.proj.bias)
     u = torch.randn(2, 20, 16, dtype=torch.float64)
+    assert m.conv.weight is not None
     near = F.conv1d(F.pad(u.mT, (conv - 1, 0)), m.conv.weight[:, None], m.conv.bias, groups=16).mT
     torch.testing.assert_close(m(u), near * (u @ m.proj.weight.T + m.proj.bias) + u, rtol=1e-12, atol=1e-12)
 
@@ -32,7 +33,7 @@ def test_a_token_sees_three():
 def test_initialisation():
     m = build()
     assert m.proj.bias.eq(0).all()
-    for p in (m.conv.weight, m.conv.bias):
+    for p in m.conv.parameters():
         assert 0.4 < p.abs().max() <= 3**-0.5
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mixassay.errors import UserError
-from mixassay.mixers import mixer
+from mixassay.mixers.linear_attention import LinearAttention
 
 D, B, T = 16, 2, 75
 PHI = {
@@ -19,7 +19,7 @@ PHI = {
 
 def build(**kw):
     torch.manual_seed(0)
-    return mixer["linear_attention"](D, **kw).double()
+    return LinearAttention(D, **kw).double()
 
 
 def dense(m, x, heads, K, phi, *, normalizer, output_norm):
@@ -51,7 +51,7 @@ def dense(m, x, heads, K, phi, *, normalizer, output_norm):
 @pytest.mark.parametrize("conv", [0, 4])
 def test_equals_the_dense_formula(phi, normalizer, output_norm, conv):
     m = build(heads=2, feature_map=phi, normalizer=normalizer, output_norm=output_norm, conv=conv)
-    if output_norm:
+    if m.norm is not None:
         torch.nn.init.normal_(m.norm.weight)
     x = torch.randn(B, T, D, dtype=torch.float64)
     expected = dense(m, x, 2, 8, phi, normalizer=normalizer, output_norm=output_norm)

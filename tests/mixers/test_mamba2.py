@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from mixassay.errors import UserError
-from mixassay.mixers import mixer
+from mixassay.mixers.mamba2 import Mamba2
 
 D, B, T = 16, 2, 75
 
 
 def build(d_model=D, seed=0, **kw):
     torch.manual_seed(seed)
-    return mixer["mamba2"](d_model, **kw)
+    return Mamba2(d_model, **kw)
 
 
 def dense(m, u, P, N, G, expand=2):
@@ -77,7 +77,7 @@ def test_initialisation():
     assert m.D.eq(1).all()
     assert m.norm.weight.eq(1).all()
     assert m.in_proj.weight.std().item() == pytest.approx((3 * 2048) ** -0.5, rel=0.05)
-    for p in (m.conv.weight, m.conv.bias):
+    for p in m.conv.parameters():
         assert 0.49 < p.abs().max() <= 0.5
 
 
