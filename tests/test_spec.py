@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "model.hybrid.name": "mamba2",
     "model.positions": "learned",
     "model.dropout": 0.5,
+    "model.init_std": 0.01,
     "model.mlp_ratio": 2.0,
     "train": {"steps": 3},
     "train.steps": 3,
@@ -57,6 +58,7 @@ OTHER: dict[str, Any] = {
     "train.betas": [0.5, 0.5],
     "train.schedule": "linear",
     "train.warmup": 0.5,
+    "model.init_std": 0.1,
     "train.clip": 0.5,
     "train.precision": "bf16",
     "train.eval_every": 3,
@@ -78,6 +80,11 @@ def run(**parts: Any) -> RunSpec:
         "seed": 0,
     }
     return RunSpec(**sections | parts)
+
+
+def test_a_field_at_its_default_leaves_the_hashes_alone() -> None:
+    assert run().cell == run(model=ModelSpec(hybrid=MixerSpec(name="base_conv"), dropout=0.0)).cell
+    assert '"dropout":0.0' in run().model_dump_json()
 
 
 def test_the_list_of_other_values_is_whole() -> None:

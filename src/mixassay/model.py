@@ -21,20 +21,16 @@ from mixassay.errors import UserError
 from mixassay.mixers import Mixer, mixer
 from mixassay.spec import MixerSpec, ModelSpec
 
-INIT_STD = 0.02
-"""Standard deviation of embeddings and of the SwiGLU layers (GPT-2, and Zoology after it)."""
-
-
 class SwiGLU(nn.Module):
-    """W3 (SiLU(W1 x) * W2 x), hidden width 2/3 of `ratio` times the model's, rounded up to a multiple of 8."""
+    """W3 (SiLU(W1 x) * W2 x), hidden width 2/3 of `mlp_ratio` times the model's, rounded up to a multiple of 8."""
 
-    def __init__(self, d_model: int, ratio: float) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        hidden = -(-int(d_model * ratio * 2 / 3) // 8) * 8
-        self.up = nn.Linear(d_model, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, d_model, bias=False)
+        hidden = -(-int(spec.d_model * spec.mlp_ratio * 2 / 3) // 8) * 8
+        self.up = nn.Linear(spec.d_model, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, spec.d_model, bias=False)
         for layer in (self.up, self.down):
-            nn.init.normal_(layer.weight, std=INIT_STD)
+            nn.init.normal_(layer.weight, std=spec.init_std)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.up(x).chunk(2, dim=-1)
@@ -46,11 +42,10 @@ class Block(nn.Module):
 
     def __init__(self, spec: ModelSpec, inner: Mixer) -> None:
         super().__init__()
-        d = spec.d_model
         self.mixer = inner
         self.norm = norm(spec)
         self.norm2 = norm(spec) if spec.block != "mamba" else None
-        self.mlp = SwiGLU(d, spec.mlp_ratio) if spec.block == "swiglu" else None
+        self.mlp = SwiGLU(spec) if spec.block == "swiglu" else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.mixer(self.norm(x))
@@ -76,11 +71,11 @@ class Model(nn.Module):
     def __init__(self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, spec.d_model)
-        nn.init.normal_(self.embedding.weight, std=INIT_STD)
+        nn.init.normal_(self.embedding.weight, std=spec.init_std)
         self.position: nn.Embedding | None = None
         if spec.positions == "learned":
             self.position = nn.Embedding(max_len, spec.d_model)
-            nn.init.normal_(self.position.weight, std=INIT_STD)
+            nn.init.normal_(self.position.weight, std=spec.init_std)
         self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
         self.norm = norm(spec)
 

@@ -69,6 +69,7 @@ class ModelSpec(Spec):
     hybrid: MixerSpec | None = None  # this mixer in layers 0, 2, ...; the mixer under test in 1, 3, ...
     positions: Literal["none", "learned"] = "none"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the embeddings, as in Zoology
+    init_std: Annotated[float, Field(gt=0)] = 0.02  # of the embeddings and of the swiglu block's own layers
     mlp_ratio: Annotated[float, Field(gt=0)] = 4.0  # swiglu block only
 
 
@@ -113,8 +114,12 @@ class Sections(Spec):
         return self.model_dump(mode="json", include=set(Sections.model_fields))
 
     def fingerprint(self, without: Collection[str] = ()) -> str:
-        """Hash of the sections, but for the dotted paths in `without`."""
-        config = self.config()
+        """Hash of the sections, but for the dotted paths in `without`.
+
+        Fields at their default do not count, so that a field which a later version adds leaves old hashes alone, and
+        a default that moves shows up in a diff as a changed number rather than as another cell.
+        """
+        config = self.model_dump(mode="json", include=set(Sections.model_fields), exclude_defaults=True)
         for path in without:
             *above, last = path.split(".")
             inside: Any = config
