@@ -212,9 +212,10 @@ FAULTS = {
         'zip "scale" row 1 has keys [task.kv, train.lr], row 0 has [task.num_kv, train.lr]',
     ),
     "zip row that is no mapping": (
-        BASE + "sweep:\n  zip:\n    scale: [⟦3]\n",
-        'zip "scale" row 0 should be a mapping, got 3',
+        BASE + "sweep:\n  zip:\n    scale: [{train.lr: 1}, ⟦3]\n",
+        'zip "scale" row 1 should be a mapping, got 3',
     ),
+    "zip without rows": (BASE + "sweep:\n  zip: {scale: ⟦[]}\n", 'zip "scale" has no rows'),
     "zip value": (
         BASE + "sweep:\n  zip:\n    scale: [{train.lr: 1}, {train.lr: ⟦0}]\n",
         "train.lr should be greater than 0, got 0",
@@ -274,7 +275,7 @@ FAULTS = {
         "  exclude: [⟦{train.lr: 1, train.warmup: 0.1}]\n",
         "exclude matches no cell: none has all of these values together",
     ),
-    "everything excluded": (BASE + GRID + "  exclude: ⟦[{mixer: attention}]\n", "every cell is excluded"),
+    "everything excluded": (BASE + GRID + "  exclude: [⟦{mixer: attention}]\n", "every cell is excluded"),
     "condition on an unknown path": (
         BASE + GRID + "  exclude: [{⟦model.dmodel: 32}]\n",
         'sweep path "model.dmodel" is not a config field. Did you mean "model.d_model"?',
@@ -311,6 +312,10 @@ FAULTS = {
         BASE + GRID + "report: {rows: ⟦mixr, columns: [model.d_model]}\n",
         'report: no cell has "mixr". Did you mean "mixer"?',
     ),
+    "column that is tuned": (
+        BASE + "sweep: {select: {axes: {train.lr: [1, 2]}, seeds: [9]}}\nreport: {columns: [⟦train.lr]}\n",
+        'report: "train.lr" is what sweep.select tunes, and no row or column of the table',
+    ),
     "cells that share a place in the table": (
         BASE + GRID + "report: {columns: ⟦[task.num_kv]}\n",
         "report: (model.d_model=16) and (model.d_model=32) would share one place in the table; "
@@ -326,6 +331,10 @@ FAULTS = {
     "extends a missing file": (BASE + "extends: ⟦no.yaml\n", "extends no.yaml, but there is no file no.yaml"),
     "extends itself": (BASE + "extends: ⟦sweep.yaml\n", "extends sweep.yaml, which extends this file in turn"),
     "extends a list": (BASE + "extends: ⟦[a.yaml]\n", 'extends should be the path of one file, got ["a.yaml"]'),
+    "plug-in that is no name": (
+        BASE + "plugins: [a.py, ⟦3]\n",
+        "a plug-in is a Python file or the name of a module, got 3",
+    ),
     "plugins that are no list": (BASE + "plugins: ⟦ema.py\n", 'plugins should be a list, got "ema.py"'),
 }
 
@@ -367,8 +376,7 @@ OVERRIDES = {
     "train.lr=x": 'train.lr should be a number, got "x"',
     "trian.lr=1": 'unknown key "trian". Did you mean "train"?',
     "train.lr.x=1": "nothing can be set inside 0.1 (sweep.yaml:6:24)",
-    "model.d_model=64": "has no effect: the sweep sets model.d_model; override sweep.grid.model.d_model=[64], "
-    "or use --only",
+    "model.d_model=64": "has no effect: the sweep sets model.d_model; override sweep.grid.model.d_model=[64]",
     "sweep.grid.model.dmodel=[64]": 'sweep path "model.dmodel" is not a config field. Did you mean "model.d_model"?',
 }
 
@@ -379,10 +387,21 @@ def test_a_fault_of_an_override_names_it(text: str) -> None:
     assert faults(sweep, text) == [f'override "{text}": {OVERRIDES[text]}']
 
 
+def test_an_override_of_what_is_tuned_or_zipped_says_what_to_do() -> None:
+    tuned = BASE + "sweep: {select: {axes: {train.lr: [1, 2]}, seeds: [9]}}\n"
+    (found,) = faults(tuned, "train.lr=3")
+    assert found.endswith("has no effect: the sweep sets train.lr; override sweep.select.axes.train.lr=[3]")
+    zipped = BASE + "sweep: {zip: {s: [{train.lr: 1}, {train.lr: 2}]}}\n"
+    (found,) = faults(zipped, "train.lr=3")
+    assert found.endswith("has no effect: the sweep sets train.lr; use --only")
+
+
 def test_only_that_matches_nothing() -> None:
     sweep = load(BASE + "sweep: {grid: {mixer: [attention, {name: mamba2, d_state: 16}]}}\n")
     with pytest.raises(UserError, match=r'^--only: none has mixer=mamba\. Did you mean "mamba2"\?$'):
         sweep.only(conditions("mixer=mamba"))
+    with pytest.raises(UserError, match=r'^--only: "mixr" is not a config field\. Did you mean "mixer"\?$'):
+        sweep.only({"mixr": "attention"})
     with pytest.raises(UserError, match="none has all of these values together"):
         sweep.only({"mixer": "attention", "mixer.d_state": 16})
 

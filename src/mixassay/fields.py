@@ -18,6 +18,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
+def is_path(path: str) -> bool:
+    """Whether a dotted path is a config field, or may be an argument of a task or mixer."""
+    section, *rest = path.split(".")
+    return section in SECTIONS and has_field(SECTIONS[section], rest)
+
+
 def has_field(model: type[BaseModel], parts: Sequence[str]) -> bool:
     if not parts:
         return True

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mixassay.fields import SECTIONS, dotted, has_field, known_paths, shown, validate
+from mixassay.fields import dotted, is_path, known_paths, shown, validate
 from mixassay.registry import suggest
 from mixassay.settings import Selection
 from mixassay.source import Node, Place, Problems
@@ -58,18 +58,18 @@ def parse_sweep(node: Node, problems: Problems) -> Grammar:
 
 def zip_rows(name: str, node: Node, set_at: dict[str, Place], problems: Problems) -> list[dict[str, Node]]:
     """The rows of one zip block, which must all set the same paths."""
-    rows: list[dict[str, Node]] = []
-    for i, item in enumerate(sequence(node, f"sweep.zip.{name}", problems)):
-        row = mapping(item, f'zip "{name}" row {i}', problems)
-        if i == 0:
-            rows.append({p: value for p, value in row.items() if path_is_free(p, value, set_at, problems)})
-            first = list(row)
-        elif set(row) != set(first):
+    items = sequence(node, f"sweep.zip.{name}", problems)
+    rows = [mapping(item, f'zip "{name}" row {i}', problems) for i, item in enumerate(items)]
+    if not rows or not rows[0]:
+        problems.add(node.at, f'zip "{name}" has no rows')
+        return []
+    first = rows[0]
+    free = [path for path, value in first.items() if path_is_free(path, value, set_at, problems)]
+    for i, (item, row) in enumerate(zip(items, rows, strict=True)):
+        if isinstance(item.value, dict) and row.keys() != first.keys():
             keys = f"row {i} has keys [{', '.join(row)}], row 0 has [{', '.join(first)}]"
             problems.add(item.at, f'zip "{name}" {keys}')
-        else:
-            rows.append({path: row[path] for path in rows[0]})
-    return rows if rows and rows[0] else []
+    return [{path: row[path] for path in free} for row in rows if row.keys() == first.keys()] if free else []
 
 
 def parse_select(
@@ -182,11 +182,9 @@ def path_is_free(path: str, node: Node, set_at: dict[str, Place], problems: Prob
 
 
 def path_is_known(path: str, node: Node, problems: Problems) -> bool:
-    section, *rest = path.split(".")
-    if section in SECTIONS and has_field(SECTIONS[section], rest):
-        return True
-    problems.add(node.key or node.at, f'sweep path "{path}" is not a config field.{suggest(path, known_paths())}')
-    return False
+    if not is_path(path):
+        problems.add(node.key or node.at, f'sweep path "{path}" is not a config field.{suggest(path, known_paths())}')
+    return is_path(path)
 
 
 def mapping(node: Node | None, what: str, problems: Problems, known: Sequence[str] | None = None) -> dict[str, Node]:

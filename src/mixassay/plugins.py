@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def load_file(path: Path) -> None:
         raise
 
 
-def attempt(name: str, module: str, spec: importlib.machinery.ModuleSpec | None = None) -> None:
+def attempt(name: str, module: str, spec: ModuleSpec | None = None) -> None:
     """Import a module, telling what failed in whose plug-in."""
     try:
         if spec is None or spec.loader is None:

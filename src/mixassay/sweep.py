@@ -9,45 +9,28 @@ A cell is what the table compares: one point of grid x zip, after `when` and `ex
 cell when the file is loaded, except what only the code of a task or mixer knows: see `check.py`.
 """
 
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from mixassay.errors import UserError
-from mixassay.fields import SECTIONS, default, known_paths, shown, validate
-from mixassay.grammar import Grammar, Rule, mapping, parse_seeds, parse_sweep, sequence
+from mixassay.expand import Cell as Cell
+from mixassay.expand import Expansion, choices, matches, unmatched
+from mixassay.fields import SECTIONS, is_path, known_paths, shown, validate
+from mixassay.grammar import Grammar, mapping, parse_seeds, parse_sweep, sequence
 from mixassay.layers import NAMED, override, place_all, read_extended, spell_out
 from mixassay.registry import suggest
 from mixassay.settings import Report, Run, Selection
 from mixassay.source import Node, Problems, assignment
-from mixassay.spec import Args, MixerSpec, RunSpec, Sections, mixer_labels, plain, problems
+from mixassay.spec import Args, MixerSpec, RunSpec, Sections, mixer_labels
 
 VERSION = 1
 """Version of the grammar, which every file states."""
 
 KEYS = ("version", "name", "plugins", "extends", *SECTIONS, "sweep", "seeds", "report", "run")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What one place of the table is made of.
-
-    `sections` hold the first candidate of what `select` tunes; `cell` is the hash that all runs of this cell share.
-    """
-
-    sections: Sections
-    axes: Args
-    cell: str
-    source: Node = field(repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{path}={plain(value)}" for path, value in self.axes.items()) or "the only cell"
 
 
 @dataclass(frozen=True)
@@ -105,6 +88,9 @@ class Sweep:
 
     def only(self, conditions: Mapping[str, Any]) -> "Sweep":
         """The sweep with those cells alone that have these values: {"mixer": "gla", "task.num_kv": 64}."""
+        for path in conditions:
+            if not is_path(path):
+                raise UserError(f'--only: "{path}" is not a config field.{suggest(path, known_paths())}')
         cells = tuple(c for c in self.all_cells if all(matches(c.source, p, v) for p, v in conditions.items()))
         if not cells:
             raise UserError(f"--only: {unmatched(conditions, [cell.source for cell in self.all_cells])}")
@@ -129,7 +115,6 @@ class Reading:
 
     def __init__(self, root: Node, found: Problems) -> None:
         self.root, self.found = root, found
-        self.valid: dict[tuple[str, str], BaseModel] = {}
 
     def sweep(self, path: Path) -> Sweep:
         parts = self.parts = mapping(self.root, "", self.found, known=KEYS)
@@ -140,9 +125,11 @@ class Reading:
         plugins = self.plugins()
         grammar = parse_sweep(parts.get("sweep", Node({}, self.root.at)), self.found)
         self.separate(seeds, grammar)
-        cells = self.expand(grammar)
+        base = spell_out(Node({name: node for name, node in parts.items() if name in SECTIONS}, self.root.at))
+        cells = Expansion(base, grammar, self.found).cells()
         if report is not None and not self.found:
-            self.tabulate(report, cells)
+            self.overrides_count(cells)
+            self.tabulate(report, cells, grammar.tuned)
         self.found.raise_any()
         assert report is not None
         assert run is not None
@@ -151,7 +138,7 @@ class Reading:
     def head(self) -> str:
         """Check `version` and `name`; return the name."""
         version, name = (self.parts.get(key) for key in ("version", "name"))
-        if version is None or version.value != VERSION:
+        if version is None or type(version.value) is not int or version.value != VERSION:
             at = version.at if version else self.root.at
             got = f", got {shown(version.plain())}" if version else ""
             self.found.add(at, f"version should be {VERSION}{got}")
@@ -166,9 +153,13 @@ class Reading:
         """Python files by their path, which is relative to the file that wrote it; modules by their name."""
         found = []
         for node in sequence(self.parts.get("plugins"), "plugins", self.found):
-            is_file = str(node.value).endswith(".py")
+            if not isinstance(node.value, str):
+                self.found.add(
+                    node.at, f"a plug-in is a Python file or the name of a module, got {shown(node.plain())}"
+                )
+                continue
             beside = Path(node.at.file).parent if node.at.line else Path()
-            found.append(str(beside / node.value) if is_file else str(node.value))
+            found.append(str(beside / node.value) if node.value.endswith(".py") else node.value)
         return tuple(found)
 
     def separate(self, seeds: Sequence[int], grammar: Grammar) -> None:
@@ -179,93 +170,28 @@ class Reading:
             names = ", ".join(map(str, shared))
             self.found.add(at, f"seeds {names} are both tuned on and reported; give sweep.select other seeds")
 
-    def expand(self, grammar: Grammar) -> list[Cell]:
-        whole = not self.found  # else parts are missing, and with them the right to miss anything
-        base = spell_out(Node({k: v for k, v in self.parts.items() if k in SECTIONS}, self.root.at))
-        for name in SECTIONS:
-            if base.child(name) is not None:
-                self.section(name, base, partial=True)
-        points, trees = [], []
-        matched: set[int] = set()
-        for choice in itertools.product(*grammar.dimensions):
-            axes = {path: node for alternative in choice for path, node in alternative.items()}
-            tree = place_all(base, axes)
-            for rule in grammar.when:
-                if applies(rule, tree):
-                    matched.add(id(rule))
-                    tree = place_all(tree, rule.sets)
-            trees.append(tree)
-            out = [rule for rule in grammar.exclude if applies(rule, tree)]
-            matched.update(map(id, out))
-            if not out:
-                points.append((axes, tree))
-        for kind, rules in (("when", grammar.when), ("exclude", grammar.exclude)):
-            for rule in rules:
-                if whole and id(rule) not in matched:
-                    self.found.add(rule.at, f"{kind} matches no cell: {unmatched(rule.conditions, trees)}")
-        if not points:
-            self.found.add(self.root.nearest("sweep.exclude").at, "every cell is excluded")
-        cells = [cell for axes, tree in points if (cell := self.cell(axes, tree, grammar, whole))]
-        if whole:
-            self.distinct(cells)
-            self.overrides_count([tree for _, tree in points])
-        return cells
-
-    def cell(self, axes: dict[str, Node], tree: Node, grammar: Grammar, whole: bool) -> Cell | None:
-        """The cell at a point, checked with every candidate of `select`."""
-        first = None
-        for choice in choices(grammar.tuned):
-            full = place_all(tree, choice)
-            sections = self.sections(full, partial=not whole)
-            if sections is not None and whole:
-                for path, message in problems(sections):
-                    self.found.add(full.nearest(path).at, message)
-            if first is None and sections is not None:
-                named = {path: node.plain() for path, node in axes.items()}
-                first = Cell(sections, named, sections.fingerprint(without=grammar.tuned), full)
-        return first
-
-    def sections(self, tree: Node, partial: bool) -> Sections | None:
-        parts: dict[str, Any] = {name: self.section(name, tree, partial) for name in SECTIONS}
-        return None if None in parts.values() else Sections(**parts)
-
-    def section(self, name: str, tree: Node, partial: bool) -> BaseModel | None:
-        node = tree.child(name) or Node({}, tree.at)
-        key = name, json.dumps(node.plain())
-        if key not in self.valid:
-            model = validate(SECTIONS[name], node, name, self.found, partial=partial)
-            if model is None:
-                return None
-            self.valid[key] = model
-        return self.valid[key]
-
-    def distinct(self, cells: Sequence[Cell]) -> None:
-        """Two cells that are one and the same would be one run counted as two."""
-        seen: dict[str, Cell] = {}
-        for cell in cells:
-            twin = seen.setdefault(cell.cell, cell)
-            if twin is not cell:
-                at = next((n.at for p, n in cell.source.leaves() if twin.source.find(p) is not n), self.root.at)
-                self.found.add(at, f"two cells are the same configuration: ({twin}) and ({cell})")
-
-    def overrides_count(self, trees: Sequence[Node]) -> None:
+    def overrides_count(self, cells: Sequence[Cell]) -> None:
         """An override that no cell shows is a misunderstanding."""
-        used = {node.at for tree in trees for _, node in tree.leaves()}
+        used = {node.at for cell in cells for _, node in cell.source.leaves()}
         for name in SECTIONS:
             for path, node in self.parts.get(name, Node({}, self.root.at)).leaves(name):
                 if node.at.line == 0 and node.at not in used:
-                    swept = f"sweep.grid.{path}=[{shown(node.plain())}]"
-                    self.found.add(node.at, f"has no effect: the sweep sets {path}; override {swept}, or use --only")
+                    swept = ("sweep.grid", "sweep.select.axes")
+                    axes = [at for at in swept if path in (self.root.nearest(at).value or ())]
+                    instead = f"override {axes[0]}.{path}=[{shown(node.plain())}]" if axes else "use --only"
+                    self.found.add(node.at, f"has no effect: the sweep sets {path}; {instead}")
 
-    def tabulate(self, report: Report, cells: Sequence[Cell]) -> None:
-        """Rows and columns must exist, and no two cells may share a place in the table."""
+    def tabulate(self, report: Report, cells: Sequence[Cell], tuned: Collection[str]) -> None:
+        """Rows and columns must exist and be given, not tuned; and no two cells may share a place in the table."""
         axes = list(dict.fromkeys(path for cell in cells for path in cell.axes))
         shows = [report.rows, *(report.columns if report.columns is not None else axes)]
         configs = [flat(cell.sections) for cell in cells]
         known = {path for config in configs for path in config} | {*NAMED, *known_paths(), *axes}
         for i, path in enumerate(shows):
-            if path not in known:
-                at = self.root.nearest("report.rows" if i == 0 else f"report.columns.{i - 1}").at
+            at = self.root.nearest("report.rows" if i == 0 else f"report.columns.{i - 1}").at
+            if path in tuned:
+                self.found.add(at, f'report: "{path}" is what sweep.select tunes, and no row or column of the table')
+            elif path not in known:
                 self.found.add(at, f'report: no cell has "{path}".{suggest(path, sorted(known))}')
         seen: dict[str, Cell] = {}
         hide = [path.removeprefix("mixer.") for path in shows if path.startswith("mixer.")]
@@ -279,42 +205,6 @@ class Reading:
                 message = f"report: ({twin}) and ({cell}) would share one place in the table"
                 self.found.add(at, f"{message}; add {' or '.join(apart)} to report.columns")
                 break
-
-
-def choices(axes: Mapping[str, Sequence[Node]]) -> Iterator[dict[str, Node]]:
-    """Every combination of one value for each path."""
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
-
-
-def applies(rule: Rule, tree: Node) -> bool:
-    return all(matches(tree, path, value) for path, value in rule.conditions.items())
-
-
-def matches(tree: Node, path: str, wanted: Any) -> bool:
-    """Whether a cell has this value at a path, or one of these. A word matches a task or mixer of that name."""
-    actual = actual_value(tree, path)
-    if isinstance(wanted, list) and not isinstance(actual, list):
-        return any(matches(tree, path, one) for one in wanted)
-    if isinstance(actual, dict) and isinstance(wanted, str):
-        return bool(actual.get("name") == wanted)
-    return bool(actual == wanted and (type(actual) is bool) == (type(wanted) is bool))
-
-
-def actual_value(tree: Node, path: str) -> Any:
-    node = tree.find(path)
-    return node.plain() if node is not None else default(path)
-
-
-def unmatched(wanted: Mapping[str, Any], trees: Sequence[Node]) -> str:
-    """Why no cell fits the conditions."""
-    for path, value in wanted.items():
-        if not any(matches(tree, path, value) for tree in trees):
-            there = [actual_value(tree, path) for tree in trees]
-            names = [one["name"] if isinstance(one, dict) and "name" in one else one for one in there]
-            words = list(dict.fromkeys(plain(one) for one in names))
-            return f"none has {path}={plain(value)}.{suggest(plain(value), words)}"
-    return "none has all of these values together"
 
 
 def flat(sections: Sections) -> Args:
