@@ -46,7 +46,6 @@ OTHER: dict[str, Any] = {
     "model.hybrid.name": "mamba2",
     "model.positions": "learned",
     "model.dropout": 0.5,
-    "model.init_std": 0.01,
     "model.mlp_ratio": 2.0,
     "train": {"steps": 3},
     "train.steps": 3,

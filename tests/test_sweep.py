@@ -190,14 +190,6 @@ def test_a_mixer_argument_can_be_tuned() -> None:
     assert {run.cell for run in sweep.tuning(cell)} == {cell.cell}
 
 
-def test_select_by_loss_prefers_the_lowest() -> None:
-    text = HEAD + "sweep: {select: {axes: {train.lr: [1, 2]}, seeds: [7]}}\n"
-    by_accuracy, by_loss = load(text).select, load(text, "sweep.select.by=valid/loss").select
-    assert by_accuracy is not None
-    assert by_loss is not None
-    assert (by_accuracy.lowest, by_loss.lowest) == (False, True)
-
-
 def test_extends_merges_mappings_and_replaces_lists() -> None:
     Path("base").mkdir()
     Path("base/base.yaml").write_text(HEAD + "seeds: [0, 1, 2]\nplugins: [ema.py, some.module]\n")

@@ -4,7 +4,6 @@ It holds the arguments of every task and mixer that can be found, so it differs 
 read draft 7, pydantic writes 2020-12; `draft7` translates. No section requires a key: a sweep or `extends` may give it.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,11 +68,6 @@ def json_schema() -> Schema:
     found = draft7(head | record(top) | {"definitions": definitions})
     assert isinstance(found, dict)
     return found
-
-
-def schema_text() -> str:
-    """The schema as schema/sweep-v1.json holds it, and as `mixassay schema` prints it."""
-    return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def signatures(registry: Registry[Any], given: tuple[str, ...] = ()) -> dict[str, Schema]:

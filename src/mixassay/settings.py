@@ -56,8 +56,3 @@ class Selection(Spec):
 
     by: ValidMetric = "valid/accuracy"
     seeds: tuple[int, ...]
-
-    @property
-    def lowest(self) -> bool:
-        """Whether the lowest value of `by` is the best."""
-        return self.by.endswith("loss")
