@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mixassay import draws
+from mixassay.registry import bind
 from mixassay.spec import TaskSpec, TrainSpec, task_cells
 from mixassay.tasks import Rows, Task, task
 
@@ -86,7 +87,7 @@ class Stream:
 
 
 def make(name: str, args: dict[str, object]) -> Task:
-    return task[name](**args)
+    return task[name](**bind(task[name], args))
 
 
 def turns(which: Tensor, cells: int) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mixassay.errors import UserError
 from mixassay.mixers import Mixer, mixer
+from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
 
 class SwiGLU(nn.Module):
@@ -111,6 +112,7 @@ def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int
 
     def make(layer: int) -> Mixer:
         chosen = model.hybrid if model.hybrid is not None and layer % 2 == 0 else mixer_spec
-        return mixer[chosen.name](model.d_model, **chosen.args)
+        cls = mixer[chosen.name]
+        return cls(model.d_model, **bind(cls, chosen.args, given=("d_model",)))
 
     return Model(model, vocab_size, max_len, make)
