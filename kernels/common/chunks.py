@@ -3,6 +3,8 @@
 Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunks, c tokens of a chunk.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -26,8 +28,13 @@ def split(x: Tensor, C: int) -> Tensor:
     return x.reshape(b, T // C, C, *rest, width).movedim((1, 2), (-3, -2)).contiguous()
 
 
+def split_heads(x: Tensor, G: int, C: int) -> Tensor:
+    """[b, T, g r, x] -> [b, g, r, n, c, x]."""
+    return split(x.reshape(*x.shape[:2], G, -1, x.shape[-1]), C)
+
+
 def join(x: Tensor, T: int) -> Tensor:
-    """[b, g, r, n, c, x] -> [b, T, g r, x]: `split` undone."""
+    """[b, g, r, n, c, x] -> [b, T, g r, x]: `split_heads` undone."""
     x = x.movedim((-3, -2), (1, 2))  # [b, n, c, g, r, x]
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[-1])[:, :T]
 
@@ -72,14 +79,17 @@ class Decay:
         C = high.shape[-1]
         return exponent.add_(torch.full((C, C), -torch.inf, dtype=self.dtype, device=high.device).triu_(1)).exp_()
 
+    @cached_property
     def from_start(self) -> Tensor:
         """[..., C, 1], the chunk's first token included."""
         return self.since.exp().to(self.dtype).unsqueeze(-1)
 
+    @cached_property
     def to_end(self) -> Tensor:
         """[..., C, 1], from after the token to the chunk's end."""
         return (self.since[..., -1:] - self.since).exp().to(self.dtype).unsqueeze(-1)
 
+    @property
     def whole(self) -> Tensor:
         """[...], log decay over the chunk."""
         return self.since[..., -1].to(self.dtype)

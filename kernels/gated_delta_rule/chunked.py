@@ -6,7 +6,7 @@ Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunk
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.chunks import Decay, chunk_length, join, per_group, split
+from mixassay.kernels.common.chunks import Decay, chunk_length, join, per_group, split, split_heads
 
 
 def gated_delta_rule(
@@ -24,18 +24,16 @@ def gated_delta_rule(
     V = v.shape[-1]
     C = chunk_length(T, chunk_size, 32 if q.device.type == "cpu" else 64)
     q, k = split(q * scale, C), split(k, C)  # [b, g, n, c, k]
-    v = split(v.reshape(*v.shape[:2], G, -1, V), C)  # [b, g, r, n, c, v]
-    beta = split(beta.reshape(*beta.shape[:2], G, -1, 1), C)  # [b, g, r, n, c, 1]
+    v = split_heads(v, G, C)  # [b, g, r, n, c, v]
+    beta = split_heads(beta.unsqueeze(-1), G, C)  # [b, g, r, n, c, 1]
     qk, kk = (q @ k.mT).unsqueeze(2), (k @ k.mT).unsqueeze(2)  # [b, g, 1, n, c, c]
     bk = beta * k.unsqueeze(2)
-    decay = (
-        None if log_decay is None else Decay(split(log_decay.reshape(*log_decay.shape[:2], G, -1, 1), C).squeeze(-1))
-    )
+    decay = None if log_decay is None else Decay(split_heads(log_decay.unsqueeze(-1), G, C).squeeze(-1))
     if decay is None:
         qk = qk.tril()
     else:
-        pairs, from_start = decay.pairs(), decay.from_start()
-        qk, kk, bk = qk * pairs, kk * pairs, bk * from_start
+        pairs = decay.pairs()
+        qk, kk, bk = qk * pairs, kk * pairs, bk * decay.from_start
     u, w = torch.split(_solve(beta * kk, torch.cat([beta * v, bk], dim=-1)), [V, k.shape[-1]], dim=-1)
     if v.shape[3] == 1 and initial_state is None and not output_final_state:
         return join(qk @ u, T), None
@@ -43,7 +41,7 @@ def gated_delta_rule(
     state = None if initial_state is None else initial_state.reshape(*v.shape[:3], -1, V)
     u, states, state = _pass_on(k, u, w, decay, state)
     read = per_group(q, states)
-    o = qk @ u + (read if decay is None else read * from_start)
+    o = qk @ u + (read if decay is None else read * decay.from_start)
     return join(o, T), state.flatten(1, 2) if output_final_state else None
 
 
@@ -61,16 +59,17 @@ def _pass_on(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chunk after chunk, for a chunk's transition is a matrix: what each token writes, given the state before its
     chunk [b, g, r, n, c, v]; the states before each chunk [b, g, r, n, k, v]; the state at the end."""
-    if state is None:
-        state = u.new_zeros(*u.shape[:3], k.shape[-1], u.shape[-1])
+    S = u.new_zeros(*u.shape[:3], k.shape[-1], u.shape[-1]) if state is None else state
+    chunks = [k.mT.unbind(2), u.unbind(3), w.unbind(3)]
     if decay is not None:
-        to_end, whole = decay.to_end().unbind(3), decay.from_start()[..., -1:, :].unbind(3)
+        chunks += [decay.from_start[..., -1:, :].unbind(3), decay.to_end.unbind(3)]
     written, states = [], []
-    for n, (k_n, u_n, w_n) in enumerate(zip(k.mT.unbind(2), u.unbind(3), w.unbind(3), strict=True)):
-        states.append(state)
-        u_n = u_n - w_n @ state
+    for k_n, u_n, w_n, *decays in zip(*chunks, strict=True):
+        states.append(S)
+        u_n = u_n - w_n @ S
         written.append(u_n)
-        if decay is not None:
-            state, u_n = state * whole[n], u_n * to_end[n]
-        state = state + per_group(k_n, u_n)
-    return torch.stack(written, dim=3), torch.stack(states, dim=3), state
+        if decays:
+            whole, to_end = decays
+            S, u_n = S * whole, u_n * to_end
+        S = S + per_group(k_n, u_n)
+    return torch.stack(written, dim=3), torch.stack(states, dim=3), S

@@ -1,5 +1,7 @@
 """The gated delta rule: the public functions."""
 
+import math
+
 from torch import Tensor
 
 from mixassay.kernels import resolve
@@ -51,7 +53,7 @@ def gated_delta_rule(
     axes.check_positive("T", q.shape[1])
     axes.check_positive("chunk_size", chunk_size)
     chosen = resolve("gated_delta_rule", backend, against_triton="it has no Triton kernel")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     dtype, out = accumulator(q, k, v, beta, log_decay, initial_state), v.dtype
     state: Tensor | None
     with no_autocast(q):
@@ -91,7 +93,7 @@ def gated_delta_rule_step(
         axes.check("log_decay", log_decay, "BH")
     axes.check("state", state, "BHKV")
     axes.check_groups("q", "v")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     dtype = accumulator(q, k, v, beta, log_decay, state)
     with no_autocast(q):
         S = state.to(dtype).reshape(q.shape[0], q.shape[1], -1, *state.shape[2:])  # [B, G, H/G, K, V]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mixassay.kernels.common.chunks import Decay, chunk_length, join, per_group, split
+from mixassay.kernels.common.chunks import Decay, chunk_length, join, per_group, split, split_heads
 
 BLOCK = 32  # chunks whose states one [n, n] matrix passes on; longer sequences go block after block
 
@@ -44,23 +44,21 @@ def _block(
     """All chunks of a stretch of tokens in parallel; q carries the scale."""
     T, G = q.shape[1:3]
     q, k = split(q, C), split(k, C)  # [b, g, n, c, k]
-    v = split(v.reshape(*v.shape[:2], G, -1, v.shape[-1]), C)  # [b, g, r, n, c, v]
-    decay = (
-        None if log_decay is None else Decay(split(log_decay.reshape(*log_decay.shape[:2], G, -1, 1), C).squeeze(-1))
-    )
+    v = split_heads(v, G, C)  # [b, g, r, n, c, v]
+    decay = None if log_decay is None else Decay(split_heads(log_decay.unsqueeze(-1), G, C).squeeze(-1))
     A = (q @ k.mT).unsqueeze(2)  # [b, g, 1, n, c, c]
     o = (A.tril() if decay is None else A * decay.pairs()) @ v
     if v.shape[3] == 1 and state is None and not output_final_state:
         return join(o, T), None
 
-    added = per_group(k.mT, v if decay is None else v * decay.to_end())  # [b, g, r, n, k, v], each chunk's own writes
+    added = per_group(k.mT, v if decay is None else v * decay.to_end)  # [b, g, r, n, k, v], each chunk's own writes
     before = torch.zeros_like(added[:, :, :, 0]) if state is None else state.reshape(added[:, :, :, 0].shape)
     states = torch.cat([before.unsqueeze(3), added], dim=3)  # [b, g, r, n + 1, k, v]
     if decay is None:
         states = states.cumsum(3)
     else:
-        over_chunks = Decay(pad(decay.whole(), (1, 0))).pairs()  # [b, g, r, n + 1, n + 1]
+        over_chunks = Decay(pad(decay.whole, (1, 0))).pairs()  # [b, g, r, n + 1, n + 1]
         states = (over_chunks @ states.flatten(-2)).reshape(states.shape)
     read = per_group(q, states[:, :, :, :-1])
-    o = o + (read if decay is None else read * decay.from_start())
+    o = o + (read if decay is None else read * decay.from_start)
     return join(o, T), states[:, :, :, -1].flatten(1, 2) if output_final_state else None

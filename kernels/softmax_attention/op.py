@@ -1,5 +1,7 @@
 """Causal softmax attention: the public functions."""
 
+import math
+
 from torch import Tensor
 
 from mixassay.kernels import resolve
@@ -34,7 +36,7 @@ def softmax_attention(
     axes.check_groups("k", "q")
     axes.check_positive("T", q.shape[1])
     axes.check_positive("window", window)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if resolve("softmax_attention", backend, against_triton="it has no Triton kernel") == "reference":
         return reference.softmax_attention(q, k, v, scale, window)
     return parallel.softmax_attention(q, k, v, scale, window)
@@ -48,7 +50,7 @@ def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | No
     axes.check("k", k, "BTGK")
     axes.check("v", v, "BTGV")
     axes.check_groups("k", "q")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     dtype = accumulator(q, k, v)
     with no_autocast(q):
         query = (scale * q.to(dtype)).reshape(q.shape[0], k.shape[2], -1, q.shape[-1])  # [B, G, H/G, K]

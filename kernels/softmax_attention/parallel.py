@@ -47,8 +47,9 @@ class _Foldable(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
+        (do,) = grad_outputs
         G = k.shape[2]
         q, do = (x.reshape(*x.shape[:2], G, -1, x.shape[-1]) for x in (q, do))  # [B, T, G, H/G, .]
         scores = ctx.scale * torch.einsum("bigrk,bjgk->bgrij", q, k)

@@ -1,6 +1,7 @@
 """The short convolution: definition, state hand-over, step, causality, stacks of models, errors."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from .contract import error
 TOL = 1e-13
 
 
-def draw(B=2, T=9, D=6, W=4, bias=True, start=True, dtype=torch.float64, seed=0):
+def draw(B=2, T=9, D=6, W=4, bias=True, start=True, dtype=torch.float64, seed=0) -> dict[str, Any]:
     g = torch.Generator().manual_seed(seed)
     shapes = {"x": (B, T, D), "weight": (D, W)}
     shapes |= {"bias": (D,)} if bias else {}
@@ -115,10 +116,11 @@ def test_any_strides_and_low_precision():
 )
 def test_a_wrong_shape_is_named(name, shape, message):
     shapes = {"x": (2, 9, 6), "weight": (6, 4)} | {name: shape}
+    given: dict[str, Any] = {n: torch.zeros(s) for n, s in shapes.items()}
     with pytest.raises(UserError, match=message):
-        causal_conv(**{n: torch.zeros(s) for n, s in shapes.items()})
+        causal_conv(**given)
 
 
 def test_an_unknown_activation_is_named():
     with pytest.raises(UserError, match='activation "relu", expected None or "silu"'):
-        causal_conv(torch.zeros(1, 2, 3), torch.zeros(3, 2), activation="relu")
+        causal_conv(torch.zeros(1, 2, 3), torch.zeros(3, 2), activation="relu")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """The gated delta rule: the shared contract, keys that blow the inverse up, and its errors."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,7 +36,8 @@ def test_unstable_keys_stay_exact(chunk):
 
 def test_beta_zero_writes_nothing():
     inputs = OP.make(contract.Case(40, 16))
-    _, state = gated_delta_rule(**inputs | {"beta": torch.zeros_like(inputs["beta"])}, output_final_state=True)
+    inputs["beta"] = torch.zeros_like(inputs["beta"])
+    _, state = OP.run(inputs, "torch")
     decayed = inputs["log_decay"].sum(1).exp()[..., None, None] * inputs["initial_state"]
     assert contract.error(state, decayed) <= 1e-13
 
@@ -58,5 +61,6 @@ def test_a_unit_key_with_beta_one_is_overwritten():
 )
 def test_a_wrong_shape_is_named(name, shape, message):
     shapes = {"q": (2, 5, 2, 8), "k": (2, 5, 2, 8), "v": (2, 5, 4, 3), "beta": (2, 5, 4)} | {name: shape}
+    given: dict[str, Any] = {n: torch.zeros(s) for n, s in shapes.items()}
     with pytest.raises(UserError, match=message):
-        gated_delta_rule(**{n: torch.zeros(s) for n, s in shapes.items()})
+        gated_delta_rule(**given)

@@ -1,5 +1,7 @@
 """Linear attention with scalar decay: the shared contract, and its errors."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,8 +44,9 @@ def test_many_chunks_go_block_after_block():
 )
 def test_a_wrong_shape_is_named(name, shape, message):
     shapes = {"q": (2, 5, 2, 8), "k": (2, 5, 2, 8), "v": (2, 5, 4, 3)} | {name: shape}
+    given: dict[str, Any] = {n: torch.zeros(s) for n, s in shapes.items()}
     with pytest.raises(UserError, match=message):
-        linear_attention(**{n: torch.zeros(s) for n, s in shapes.items()})
+        linear_attention(**given)
 
 
 def test_other_wrong_arguments_are_named():

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
 from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import softmax_attention, softmax_attention_step
@@ -13,10 +14,11 @@ from .contract import error
 TOL = 1e-12
 
 
-def draw(T=17, H=4, G=2, K=8, V=8, B=2, dtype=torch.float64, seed=0):
+def draw(T=17, H=4, G=2, K=8, V=8, B=2, dtype=torch.float64, seed=0) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     shapes = [(B, T, H, K), (B, T, G, K), (B, T, G, V)]
-    return [torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+    q, k, v = (torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes)
+    return q, k, v
 
 
 def dense(q, k, v, scale, window):
@@ -37,12 +39,13 @@ def dense(q, k, v, scale, window):
     ],
 )
 def test_all_forms_agree(T, heads, dims, window, scale):
-    given = draw(T, *heads, *dims)
-    weights = torch.randn(2, T, heads[0], dims[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (H, G), (K, V) = heads, dims
+    given = draw(T, H, G, K, V)
+    weights = torch.randn(2, T, H, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     forms = {
         "torch": lambda: softmax_attention(*given, scale=scale, window=window, backend="torch"),
         "reference": lambda: softmax_attention(*given, scale=scale, window=window, backend="reference"),
-        "dense": lambda: dense(*given, dims[0] ** -0.5 if scale is None else scale, window),
+        "dense": lambda: dense(*given, K**-0.5 if scale is None else scale, window),
     }
     results = {n: [o := form(), *torch.autograd.grad((o * weights).sum(), given)] for n, form in forms.items()}
     for name in ("torch", "dense"):
