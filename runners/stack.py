@@ -83,7 +83,8 @@ class Stack:
                 return torch.stack([self.models[i](tokens, positions) for i in rows])
             forward = vmap(lambda p, b: functional_call(self.models[0], (p, b), (tokens, positions)))
             params = self._named([view[rows] for view in self._views()])
-            return forward(params, {name: b[rows] for name, b in self.buffers.items()})
+            logits: Tensor = forward(params, {name: b[rows] for name, b in self.buffers.items()})
+            return logits
 
     def _side_by_side(
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
@@ -101,7 +102,7 @@ class Stack:
 
     def _views(self) -> list[Tensor]:
         """Every parameter of all models, [M, *shape], detached."""
-        parts = self.params.detach().split(self.sizes, dim=1)
+        parts = torch.split(self.params.detach(), self.sizes, dim=1)
         return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _named(self, tensors: list[Tensor]) -> dict[str, Tensor]:
@@ -111,7 +112,7 @@ class Stack:
         """In a loop every model's parameters are views of its row, so that one update of the buffer moves them all."""
         if self.mode == "loop":
             for model, row in zip(self.models, self.params, strict=True):
-                for p, part in zip(model.parameters(), row.split(self.sizes), strict=True):
+                for p, part in zip(model.parameters(), torch.split(row, self.sizes), strict=True):
                     p.data = part.view(p.shape)
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:

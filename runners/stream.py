@@ -40,8 +40,8 @@ class Stream:
         self.cells = [Cell(make(spec.name, args), n, weight) for args, n, weight in task_cells(spec, "train")]
         which = self._order(train)
         self.steps = len(which)
-        self._which = which.tolist()
-        self._turn = turns(which, len(self.cells)).tolist()
+        self._which: list[int] = which.tolist()
+        self._turn: list[int] = turns(which, len(self.cells)).tolist()
         self._shuffled: dict[int, tuple[int, tuple[int, ...], Tensor]] = {}
 
     def task_at(self, step: int) -> Task:

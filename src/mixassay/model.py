@@ -22,6 +22,7 @@ from mixassay.mixers import Mixer, mixer
 from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
 
+
 class SwiGLU(nn.Module):
     """W3 (SiLU(W1 x) * W2 x), hidden width 2/3 of `mlp_ratio` times the model's, rounded up to a multiple of 8."""
 
@@ -35,7 +36,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * value)
+        y: Tensor = self.down(F.silu(gate) * value)
+        return y
 
 
 class Block(nn.Module):
@@ -49,7 +51,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(spec) if spec.block == "swiglu" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.mixer(self.norm(x))
+        y: Tensor = self.mixer(self.norm(x))
         if y.shape != x.shape:
             name = type(self.mixer).__name__
             raise UserError(

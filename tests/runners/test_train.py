@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from mixassay.runners import train
+from mixassay.runners import train, training
 from mixassay.runners.stream import Stream, turns
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, Stop, TaskSpec, TrainSpec
 
@@ -18,23 +18,23 @@ MODEL = ModelSpec(d_model=16, n_layers=2)
 TRAIN = TrainSpec(steps=50, batch_size=8, lr=3e-3, precision="fp64", eval_every=25)
 
 
-def spec(seed=0, *, mixer="linear_attention", task=TASK, model=MODEL, training=TRAIN, **changes):
+def spec(seed=0, *, mixer="linear_attention", task=TASK, model=MODEL, settings=TRAIN, **changes):
     return RunSpec(
         suite="t",
         task=task,
         mixer=MixerSpec(name=mixer),
         model=model,
-        train=training.model_copy(update=changes),
+        train=settings.model_copy(update=changes),
         seed=seed,
     )
 
 
 def params_after(stack, monkeypatch, mode="loop"):
-    monkeypatch.setattr(train, "mode", lambda device: mode)
-    training = train.Training(stack, "cpu")
-    while training.step < training.stream.steps:
-        training.advance()
-    return training.stack.params
+    monkeypatch.setattr(training, "mode", lambda device: mode)
+    state = training.Training(stack, "cpu")
+    while state.step < state.stream.steps:
+        state.advance()
+    return state.stack.params
 
 
 @pytest.mark.parametrize("mixer", ["attention", "linear_attention", "mamba2", "gated_deltanet"])
@@ -60,7 +60,7 @@ def facts(outcome):
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_a_diverged_member_is_recorded_and_its_neighbours_do_not_notice(mode, monkeypatch):
-    monkeypatch.setattr(train, "mode", lambda device: mode)
+    monkeypatch.setattr(training, "mode", lambda device: mode)
     wild, calm = spec(1, lr=1e200, steps=60), spec(0, steps=60)
     outcomes = {o.spec.train.lr: o for o in train.run([wild, calm])}
     (alone,) = train.run([calm])
@@ -116,16 +116,16 @@ def test_an_outcome_says_what_was_measured():
     assert set(outcome.metrics) == {"valid/accuracy", "valid/loss", "test/accuracy", "test/loss"}
     assert [(e["split"], e["rows"], e["scored"]) for e in outcome.eval] == [("valid", 40, 80), ("test", 50, 100)]
     assert outcome.curve["step"] == [25, 50]
-    assert outcome.state_bytes == {"16": train.Training([outcome.spec], "cpu").stack.models[0].state_bytes(16)}
+    assert outcome.state_bytes == {"16": training.Training([outcome.spec], "cpu").stack.models[0].state_bytes(16)}
     assert outcome.state_bytes["16"] >= 2 * 2 * 16 * 16 * 4  # two layers of keys and values in float32
     assert outcome.seconds > 0
     assert outcome.ms_per_step > 0
 
 
 def test_the_loss_falls_and_a_seed_moves_the_number():
-    training = TRAIN.model_copy(update={"steps": 300, "precision": "fp32", "lr": 1e-2, "eval_every": 100})
+    settings = TRAIN.model_copy(update={"steps": 300, "precision": "fp32", "lr": 1e-2, "eval_every": 100})
     task = TASK.model_copy(update={"train_examples": "endless"})
-    outcomes = list(train.run([spec(s, mixer="attention", task=task, training=training) for s in range(2)]))
+    outcomes = list(train.run([spec(s, mixer="attention", task=task, settings=settings) for s in range(2)]))
     for outcome in outcomes:
         first, *_, last = outcome.curve["train/loss"]
         assert last < first - 0.2
@@ -135,8 +135,8 @@ def test_the_loss_falls_and_a_seed_moves_the_number():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_precisions_start_from_the_same_weights_and_train(precision):
-    exact = train.Training([spec(3)], "cpu").stack.params
-    other = train.Training([spec(3, precision=precision)], "cpu").stack.params
+    exact = training.Training([spec(3)], "cpu").stack.params
+    other = training.Training([spec(3, precision=precision)], "cpu").stack.params
     assert torch.equal(exact.float(), other)
     (outcome,) = train.run([spec(3, precision=precision)])
     assert math.isfinite(outcome.metrics["test/loss"])

@@ -1,0 +1,299 @@
+"""A stack between two steps: what its members have learnt so far, and how they end.
+
+Each member has its own initialisation, rows, learning rate, clipping, early stop and quarantine: one whose loss or
+gradient is not finite is frozen and recorded as diverged, and one that has finished is taken out, while the others
+go on. Randomness comes from counters alone, so a stack continues from a checkpoint bit for bit.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mixassay import draws
+from mixassay.errors import UserError
+from mixassay.model import build
+from mixassay.runners import checkpoint
+from mixassay.runners.evaluate import Questions, evaluate, means, questions
+from mixassay.runners.optim import AdamW, schedule
+from mixassay.runners.stack import Mode, Stack
+from mixassay.runners.stream import Stream
+from mixassay.spec import RunSpec, Stop, digest, problems
+
+LOOK_EVERY = 50
+"""Steps between looks at which members have diverged: each look waits for the device."""
+
+DROPOUT = draws.stream("dropout")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training knows of one finished member. `seconds` is its share of the stack's wall time."""
+
+    spec: RunSpec
+    status: Literal["ok", "diverged"]
+    metrics: dict[str, float]
+    eval: list[dict[str, Any]]
+    curve: dict[str, list[float]]
+    stopped: dict[str, Any]
+    state_bytes: dict[str, int]
+    params: int
+    weights: str
+    seconds: float
+    ms_per_step: float
+    stack: int
+    error: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """Why and after which step a member ends."""
+
+    step: int
+    reason: str
+    broken: bool = False
+
+
+@dataclass
+class Member:
+    """A member still in training; `place` is its index among all specs of the stack."""
+
+    place: int
+    spec: RunSpec
+    curve: dict[str, list[float]] = field(
+        default_factory=lambda: {"step": [], "train/loss": [], "valid/accuracy": [], "valid/loss": []}
+    )
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+
+
+class Training:
+    """The state of a stack between two steps."""
+
+    def __init__(self, specs: Sequence[RunSpec], device: str) -> None:
+        self.specs, self.device = list(specs), device
+        self.spec, self.train = specs[0], specs[0].train
+        assert all(spec.stack == self.spec.stack for spec in specs), "members of a stack must be alike"
+        for _, message in problems(self.spec):
+            raise UserError(message)
+        self.stream = Stream(self.spec.task, self.train)
+        self.valid = questions(self.spec.task, "valid", device)
+        self.test: list[Questions] | None = None
+        self.members = [Member(place, spec) for place, spec in enumerate(specs)]
+        self.finished: list[Outcome] = []
+        self.step = 0
+        self.stack = self._build()
+        M, p = len(specs), self.stack.params
+        self.active = torch.ones(M, dtype=torch.bool, device=device)
+        self.broke_at = torch.full((M,), -1, device=device)  # the step at which a member diverged
+        self.loss_sum = p.new_zeros(M, dtype=torch.float64)  # over the loss_steps since the last validation
+        self.loss_steps = 0
+        self.optim = AdamW(
+            lr=p.new_tensor([spec.train.lr for spec in specs]),
+            weight_decay=p.new_tensor([spec.train.weight_decay for spec in specs]),
+            decay_mask=self.stack.decay_mask(self.train.decay),
+            betas=self.train.betas,
+            clip=self.train.clip,
+            mean=torch.zeros_like(p),
+            square=torch.zeros_like(p),
+        )
+        self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
+        self.state_bytes: dict[str, int] | None = None
+
+    def advance(self) -> None:
+        """One step of every member."""
+        start, train = time.perf_counter(), self.train
+        seeds = tuple(member.spec.seed for member in self.members)
+        rows = self.stream.rows(self.step, seeds, self.device)
+        M = len(self.members)
+        tokens, positions, labels = (
+            torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels)
+        )
+        keep = None
+        if self.spec.model.dropout > 0:
+            shape = (*tokens.shape[1:], self.spec.model.d_model)
+            keep = draws.keep_mask(
+                torch.tensor(seeds, device=self.device), DROPOUT, self.step, shape, self.spec.model.dropout
+            )
+            keep = keep.to(self.stack.params.dtype) / (1 - self.spec.model.dropout)
+        loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep)
+        scale = schedule(train.schedule, self.step, self.stream.steps, train.warmup)
+        finite = torch.isfinite(loss)
+        finite &= self.optim.update(self.stack.params, grad, scale, self.active & finite)
+        self.broke_at = torch.where(self.active & ~finite, self.step, self.broke_at)
+        self.active &= finite
+        self.loss_sum += torch.where(finite, loss, 0.0).double()
+        self.loss_steps += 1
+        self.step += 1
+        if self.device != "cpu" and self._due(LOOK_EVERY):
+            torch.cuda.synchronize()
+        self._charge(time.perf_counter() - start, training=True)
+
+    def settle(self) -> list[Outcome]:
+        """After a step: validates where that is due, and takes out the members that have finished."""
+        start = time.perf_counter()
+        validate = self._due(self.eval_every)
+        if not validate and not self._due(LOOK_EVERY):
+            return []
+        ends: dict[int, End] = {
+            i: End(self.broke_at.tolist()[i], "loss or gradient not finite", broken=True)
+            for i, ok in enumerate(self.active.tolist())
+            if not ok
+        }
+        valid: dict[int, list[dict[str, Any]]] = {}
+        if validate:
+            alive = [i for i in range(len(self.members)) if i not in ends]
+            valid = dict(zip(alive, evaluate(self.stack, self.valid, "valid", alive), strict=True))
+            ends |= {i: end for i in alive if (end := self._judge(i, means(valid[i], "valid")))}
+            self.loss_sum.zero_()
+            self.loss_steps = 0
+        self._charge(time.perf_counter() - start, training=False)
+        return self._finish(ends, valid) if ends else []
+
+    def _judge(self, i: int, valid: dict[str, float]) -> End | None:
+        """Notes a validation in the member's curve; says why it ends here, if it does."""
+        curve = self.members[i].curve
+        curve["step"].append(self.step)
+        curve["train/loss"].append(self.loss_sum[i].item() / self.loss_steps)
+        for name, value in valid.items():
+            curve[name].append(value)
+        if not math.isfinite(valid["valid/loss"]):
+            return End(self.step, "validation loss not finite", broken=True)
+        if self.train.stop is not None and reached(self.train.stop, valid):
+            return End(self.step, describe(self.train.stop))
+        return End(self.step, "steps") if self.step == self.stream.steps else None
+
+    def _finish(self, ends: dict[int, End], valid: dict[int, list[dict[str, Any]]]) -> list[Outcome]:
+        """Tests the members that end well, takes all that end out of the stack, and returns their outcomes."""
+        start = time.perf_counter()
+        well = [i for i, end in ends.items() if not end.broken]
+        if self.test is None and well:
+            self.test = questions(self.spec.task, "test", self.device)
+        test = dict(zip(well, evaluate(self.stack, self.test or [], "test", well), strict=True))
+        if self.state_bytes is None:
+            self.state_bytes = self._state_bytes()
+        self._charge(time.perf_counter() - start, training=False)
+        done = [
+            Outcome(
+                spec=self.members[i].spec,
+                status="diverged" if end.broken else "ok",
+                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test"),
+                eval=[] if end.broken else valid[i] + test[i],
+                curve=self.members[i].curve,
+                stopped={"step": end.step, "reason": end.reason},
+                state_bytes=self.state_bytes,
+                params=self.stack.params.shape[1],
+                weights=self.stack.weights_digest(i),
+                seconds=self.members[i].seconds,
+                ms_per_step=1000 * self.members[i].training_seconds / self.step,
+                stack=len(self.specs),
+                error={"type": "diverged", "message": f"{end.reason} at step {end.step}"} if end.broken else None,
+            )
+            for i, end in sorted(ends.items())
+        ]
+        self.finished += done
+        stay = [i for i in range(len(self.members)) if i not in ends]
+        self.members = [self.members[i] for i in stay]
+        self.active, self.broke_at, self.loss_sum = self.active[stay], self.broke_at[stay], self.loss_sum[stay]
+        self._keep(stay)
+        return done
+
+    def progress(self) -> dict[str, Any]:
+        training = sum(member.training_seconds for member in self.members)
+        return {
+            "event": "progress",
+            "step": self.step,
+            "steps": self.stream.steps,
+            "active": len(self.members),
+            "ms_per_step": 1000 * training / self.step if self.members else 0.0,
+        }
+
+    def save(self, folder: Path) -> None:
+        state = {
+            "members": [member_id(spec) for spec in self.specs],
+            "step": self.step,
+            "alive": [{k: v for k, v in vars(m).items() if k != "spec"} for m in self.members],
+            "loss_steps": self.loss_steps,
+            "finished": [asdict(o) | {"spec": self.specs.index(o.spec)} for o in self.finished],
+        }
+        tensors = {
+            "params": self.stack.params,
+            "mean": self.optim.mean,
+            "square": self.optim.square,
+            "loss_sum": self.loss_sum,
+            "active": self.active,
+            "broke_at": self.broke_at,
+        }
+        checkpoint.save(folder, state, tensors)
+
+    def resume(self, folder: Path) -> None:
+        found = checkpoint.load(folder)
+        if found is None or found[0]["members"] != [member_id(spec) for spec in self.specs]:
+            return
+        state, tensors = found
+        tensors = {name: t.to(self.device) for name, t in tensors.items()}
+        self.members = [Member(spec=self.specs[m["place"]], **m) for m in state["alive"]]
+        self._keep([member.place for member in self.members])
+        self.finished = [Outcome(**o | {"spec": self.specs[o["spec"]]}) for o in state["finished"]]
+        self.step = self.optim.step = state["step"]
+        self.loss_steps = state["loss_steps"]
+        self.stack.params.copy_(tensors["params"])
+        self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
+        self.loss_sum, self.active, self.broke_at = tensors["loss_sum"], tensors["active"], tensors["broke_at"]
+
+    def _build(self) -> Stack:
+        """Every member is built by the code and from the seed that it would have alone, then stacked."""
+        vocab_size = max(cell.task.vocab_size for cell in self.stream.cells)
+        max_len = max(t.seq_len for t in [c.task for c in self.stream.cells] + [q.task for q in self.valid])
+        dtype = torch.float64 if self.train.precision == "fp64" else torch.float32
+        models = []
+        with torch.random.fork_rng(devices=[]):
+            for spec in self.specs:
+                torch.manual_seed(draws.derive(spec.seed, "init"))
+                models.append(build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype))
+        return Stack(
+            models, mode=mode(self.device), autocast=torch.bfloat16 if self.train.precision == "bf16" else None
+        )
+
+    def _state_bytes(self) -> dict[str, int]:
+        lengths = sorted({q.task.seq_len for q in self.valid})
+        try:
+            return {str(T): self.stack.models[0].state_bytes(T) for T in lengths}
+        except NotImplementedError:  # a plug-in without a recurrent form has no state to measure
+            return {}
+
+    def _keep(self, rows: list[int]) -> None:
+        self.stack.keep(rows)
+        self.optim.keep(rows)
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.stream.steps
+
+    def _charge(self, seconds: float, *, training: bool) -> None:
+        share = seconds / len(self.members)
+        for member in self.members:
+            member.seconds += share
+            member.training_seconds += share if training else 0.0
+
+
+def mode(device: str) -> Mode:
+    """On a CPU the loop is faster at every size measured; on a GPU launches dominate and the stack wins."""
+    return "loop" if device == "cpu" else "vmap"
+
+
+def reached(stop: Stop, valid: dict[str, float]) -> bool:
+    value = valid[stop.metric]
+    return (stop.above is not None and value > stop.above) or (stop.below is not None and value < stop.below)
+
+
+def describe(stop: Stop) -> str:
+    bounds = [f"{sign} {bound}" for sign, bound in ((">", stop.above), ("<", stop.below)) if bound is not None]
+    return f"{stop.metric} {' or '.join(bounds)}"
+
+
+def member_id(spec: RunSpec) -> str:
+    return digest(spec.model_dump(mode="json"))
