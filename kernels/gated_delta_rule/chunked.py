@@ -22,7 +22,7 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     T, G = q.shape[1:3]
     V = v.shape[-1]
-    C = chunk_length(T, chunk_size, 32 if q.device.type == "cpu" else 64)
+    C = chunk_length(q, chunk_size)
     q, k = split(q * scale, C), split(k, C)  # [b, g, n, c, k]
     v = split_heads(v, G, C)  # [b, g, r, n, c, v]
     beta = split_heads(beta.unsqueeze(-1), G, C)  # [b, g, r, n, c, 1]

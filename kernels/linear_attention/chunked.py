@@ -23,7 +23,7 @@ def linear_attention(
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     T = q.shape[1]
-    C = chunk_length(T, chunk_size, _preferred_chunk(q))
+    C = chunk_length(q, chunk_size)
     span, state, o = BLOCK * C, initial_state, []
     for t in range(0, T, span):
         g = None if log_decay is None else log_decay[:, t : t + span]
@@ -31,11 +31,6 @@ def linear_attention(
         y, state = _block(q[:, t : t + span] * scale, k[:, t : t + span], v[:, t : t + span], g, state, C, wanted)
         o.append(y)
     return o[0] if len(o) == 1 else torch.cat(o, dim=1), state
-
-
-def _preferred_chunk(q: Tensor) -> int:
-    # A CPU works fastest on one small dense product, or on chunks that stay in its cache; a GPU wants full tiles.
-    return 64 if q.shape[1] <= 64 or q.device.type != "cpu" else 32
 
 
 def _block(
