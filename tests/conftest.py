@@ -1,11 +1,16 @@
 """Records made by hand, for the tests of what reads and writes them."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mixassay.record import RunRecord
+
+# Read when torch is first imported, by a test module. Tiny tensors gain nothing from threads, and on a busy machine
+# threads that wait for each other made the kernel tests five times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MakeRecord = Callable[..., RunRecord]
 
