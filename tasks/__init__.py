@@ -4,10 +4,12 @@ A task is a frozen dataclass whose fields are its YAML keys. Its rows are statel
 is a pure function of these, the same bits on every device and in any batch. Tasks know nothing of mixers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from mixassay import draws
@@ -78,18 +80,40 @@ def draw_rows(
     request is drawn in pieces that fit the cache, straight into the tensors that are returned.
     """
     counter = index + (SPLITS.index(split) << 61)
-    piece = max(1, draws.piece(index.device) // words)
-    out: Rows | None = None
-    for start in range(0, max(1, len(index)), piece):
-        here = slice(start, start + piece)
-        rows = draw(draws.bits(seed if isinstance(seed, int) else seed[here], counter[here], stream, words))
-        if len(index) <= piece:
-            return rows
-        out = out or rows.map(lambda x: x.new_empty(len(index), *x.shape[1:]))
-        for whole, part in zip(out.tensors(), rows.tensors(), strict=True):
+    size = max(1, draws.piece(index.device) // words)
+
+    def some(here: slice) -> Rows:
+        return draw(draws.bits(seed if isinstance(seed, int) else seed[here], counter[here], stream, words))
+
+    if len(index) <= size:
+        return some(slice(None))
+    out = some(slice(1)).map(lambda x: x.new_empty(len(index), *x.shape[1:]))
+
+    def fill(start: int) -> None:
+        here = slice(start, start + size)
+        for whole, part in zip(out.tensors(), some(here).tensors(), strict=True):
             whole[here] = part
-    assert out is not None
+
+    each(fill, range(0, len(index), size), index.device)
     return out
+
+
+def each(work: Callable[[int], None], items: Iterable[int], device: torch.device) -> None:
+    """`work` on every item; on the CPU one core an item.
+
+    PyTorch's own threads share every operation and wait at its end for the slowest: on a busy machine that costs
+    more than the work, which is thousands of operations of some ten microseconds.
+    """
+    if device.type != "cpu":
+        for item in items:
+            work(item)
+        return
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(work, items))  # the list raises what a piece raised
+    finally:
+        torch.set_num_threads(threads)  # the number is also the default of threads yet to come
 
 
 task: Registry[type[Task]] = Registry("task", "mixassay.tasks")

@@ -35,7 +35,7 @@ def derive(seed: int, *names: str | int | float) -> int:
 
 def piece(device: torch.device) -> int:
     """Words worth drawing at a time: what stays in a core's cache, or what fills a GPU but not its memory."""
-    return 1 << (17 if device.type == "cpu" else 25)
+    return 1 << (18 if device.type == "cpu" else 25)
 
 
 def philox(
