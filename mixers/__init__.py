@@ -18,10 +18,17 @@ State = Any
 
 
 class Mixer(nn.Module):
-    """Base of all mixers: `__init__(self, d_model: int, *, ...)`, keywords = YAML keys, each annotated."""
+    """Base of all mixers: `__init__(self, d_model: int, *, ...)`, keywords = YAML keys, each annotated.
+
+    Raise `UserError` there for sizes that do not fit. A parameter `p` that weight decay must spare although it has two
+    axes or more is marked `p.no_weight_decay = True`. Many models run as one under `torch.func.vmap`, so a mixer must
+    not branch on values or write into tensors in place.
+    """
+
+    d_model: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D], causal."""
+        """[B, T, D] -> [B, T, D], causal, any T >= 1."""
         raise NotImplementedError
 
     def init_state(self, batch: int) -> State:
@@ -29,19 +36,20 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token: x [B, D] and the state -> (y [B, D], new state)."""
+        """One token: x [B, D] and the state -> (y [B, D], new state). The state given is left as it was."""
         raise NotImplementedError
 
     @torch.no_grad()
     def state_bytes(self, T: int) -> int:
-        """Bytes kept per sequence after T tokens, counted on the live state of one sequence."""
-        p = next(self.parameters())
+        """Bytes kept per sequence after T tokens, counted on the live state of one sequence.
+
+        This takes T steps. A mixer may count faster, as attention does; the contract tests hold it to the live state.
+        """
+        x = next(self.parameters()).new_zeros(1, self.d_model)
         state = self.init_state(1)
         for _ in range(T):
-            _, state = self.step(p.new_zeros(1, self.d_model), state)
+            _, state = self.step(x, state)
         return nbytes(state)
-
-    d_model: int
 
 
 def nbytes(state: State) -> int:

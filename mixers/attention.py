@@ -21,8 +21,9 @@ class Attention(Mixer):
     conv              width of a short convolution on q, k and v, without activation; 0: none
     qkv_bias          a bias on the q, k and v projections, as GPT-2 and Zoology have
 
-    Linear layers start as torch's default, uniform in +-d_model^-0.5; biases at 0. The state is the cache of keys and
-    values, and with `rope` a position counter per sequence.
+    Linear layers start as torch's default, uniform in +-d_model^-0.5 and +-(heads * head_dim)^-0.5 (with Zoology's
+    deviation of 0.02 MQAR is learnt later at small widths); biases at 0. The state is the cache of keys and values,
+    and with `rope` a position counter per sequence.
     """
 
     def __init__(

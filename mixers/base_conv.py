@@ -10,12 +10,14 @@ from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least
 
+INIT_STD = 0.02
+
 
 @mixer("base_conv")
 class BaseConv(Mixer):
     """The gated causal convolution with a bias on both sides; `conv` is its width in tokens.
 
-    The linear layer starts as torch's default, uniform in +-d_model^-0.5, with its bias at 0. The state is the
+    The linear layer starts normal with deviation 0.02, its bias at 0, as in Zoology's models. The state is the
     convolution's last inputs [B, conv - 1, D].
     """
 
@@ -25,6 +27,7 @@ class BaseConv(Mixer):
         self.d_model = d_model
         self.conv = ShortConv(d_model, conv, bias=True)
         self.proj = nn.Linear(d_model, d_model)
+        nn.init.normal_(self.proj.weight, std=INIT_STD)
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:

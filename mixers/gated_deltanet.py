@@ -17,6 +17,8 @@ from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import head_size
 
+INIT_STD = 0.02
+
 
 @mixer("gated_deltanet")
 class GatedDeltaNet(Mixer):
@@ -29,8 +31,9 @@ class GatedDeltaNet(Mixer):
     allow_neg_eigval   beta in (0, 2) instead of (0, 1): a write may turn the sign of what a key held (Grazzi et al.
                        2024), which state tracking needs
 
-    Linear layers start as torch's default, uniform in +-d_model^-0.5 and +-(H V)^-0.5; A uniform in (0, 16), dt
-    log-uniform in (1e-3, 1e-1). The state is S [B, H, K, V] and the convolutions' last inputs.
+    Linear layers start normal with deviation 0.02, as in the models of flash-linear-attention and Zoology; with torch's
+    larger default MQAR is learnt much later. A is uniform in (0, 16), dt log-uniform in (1e-3, 1e-1). The state is
+    S [B, H, K, V] and the convolutions' last inputs.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class GatedDeltaNet(Mixer):
         self.decay = SelectiveDecay(heads, a_range=(0, 16))
         self.norm = RMSNorm(self.V)
         self.out_proj = nn.Linear(heads * self.V, d_model, bias=False)
+        for linear in (self.in_proj, self.out_proj):
+            nn.init.normal_(linear.weight, std=INIT_STD)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv, dt, beta, gate = self.in_proj(x).split(self.widths, dim=-1)

@@ -33,6 +33,7 @@ def test_a_token_sees_three():
 def test_initialisation():
     m = build()
     assert m.proj.bias.eq(0).all()
+    assert m.proj.weight.std().item() == pytest.approx(0.02, rel=0.15)
     for p in m.conv.parameters():
         assert 0.4 < p.abs().max() <= 3**-0.5
 

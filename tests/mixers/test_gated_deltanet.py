@@ -70,6 +70,8 @@ def test_initialisation():
     assert 0 < A.min() < 0.1
     assert 15.9 < A.max() <= 16.001
     assert A.mean().item() == pytest.approx(8, rel=0.05)
+    for linear in (m.in_proj, m.out_proj):
+        assert linear.weight.std().item() == pytest.approx(0.02, rel=0.02)
     (taps,) = m.conv.parameters()  # no bias
     assert 0.49 < taps.abs().max() <= 0.5
 
