@@ -176,6 +176,19 @@ def test_stacked_equals_a_loop(name, kw, T):
 
 
 @every
+def test_stacked_under_autocast_stays_near_fp32(name, kw):
+    models = [build(name, kw, seed=s, dtype=torch.float32) for s in range(3)]
+    x = torch.stack([tokens(2, 40, seed=s, dtype=torch.float32) for s in range(3)])
+    params, buffers = stack_module_state(models)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,)))(params, buffers, x).float()
+    for i, m in enumerate(models):
+        assert (y[i] - m(x[i])).norm() < 0.03 * m(x[i]).norm()
+    grads = torch.autograd.grad(y.square().sum(), list(params.values()))
+    assert all(grad.isfinite().all() and grad.dtype == torch.float32 for grad in grads)
+
+
+@every
 def test_initialisation_follows_the_seed(name, kw):
     first, again, other = (build(name, kw, seed=s) for s in (0, 0, 1))
     assert all(torch.equal(p, q) for p, q in zip(first.parameters(), again.parameters(), strict=True))
