@@ -110,9 +110,7 @@ class Training:
         seeds = tuple(member.spec.seed for member in self.members)
         rows = self.stream.rows(self.step, seeds, self.device)
         M = len(self.members)
-        tokens, positions, labels = (
-            torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels)
-        )
+        tokens, positions, labels = (torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels))
         keep = None
         if self.spec.model.dropout > 0:
             shape = (*tokens.shape[1:], self.spec.model.d_model)
@@ -280,9 +278,15 @@ class Training:
             member.training_seconds += share if training else 0.0
 
 
-def mode(device: str) -> Mode:
-    """On a CPU the loop is faster at every size measured; on a GPU launches dominate and the stack wins."""
-    return "loop" if device == "cpu" else "vmap"
+STACK_BELOW = 4096
+"""Activations of a layer and model (B T D), up to which a CPU is faster side by side: docs/log.md has the table."""
+
+
+def mode(device: str, activations: int) -> Mode:
+    """How the members of a stack run, by the device and the size of one model's step, never by a stopwatch: a run
+    that is repeated or resumed takes the same way. On a GPU launches dominate and side by side wins; on a CPU it
+    wins only for the smallest models (1.5 to 1.9 times), and the loop elsewhere (1.2 to 3 times)."""
+    return "vmap" if device != "cpu" or activations <= STACK_BELOW else "loop"
 
 
 def reached(stop: Stop, valid: dict[str, float]) -> bool:

@@ -30,7 +30,7 @@ def spec(seed=0, *, mixer="linear_attention", task=TASK, model=MODEL, settings=T
 
 
 def params_after(stack, monkeypatch, mode="loop"):
-    monkeypatch.setattr(training, "mode", lambda device: mode)
+    monkeypatch.setattr(training, "mode", lambda *size: mode)
     state = training.Training(stack, "cpu")
     while state.step < state.stream.steps:
         state.advance()
@@ -60,7 +60,7 @@ def facts(outcome):
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_a_diverged_member_is_recorded_and_its_neighbours_do_not_notice(mode, monkeypatch):
-    monkeypatch.setattr(training, "mode", lambda device: mode)
+    monkeypatch.setattr(training, "mode", lambda *size: mode)
     wild, calm = spec(1, lr=1e200, steps=60), spec(0, steps=60)
     outcomes = {o.spec.train.lr: o for o in train.run([wild, calm])}
     (alone,) = train.run([calm])
@@ -211,6 +211,13 @@ def test_a_mixture_visits_its_cells_by_their_rows_or_weights():
     stream = Stream(weighted, TrainSpec(steps=2000, batch_size=4))
     share = sum(stream.task_at(step).num_kv == 1 for step in range(2000)) / 2000
     assert abs(share - 0.75) < 4 * math.sqrt(0.75 * 0.25 / 2000)  # four standard errors
+
+
+@pytest.mark.parametrize(("device", "batch", "way"), [("cpu", 8, "vmap"), ("cpu", 32, "loop"), ("cuda", 32, "vmap")])
+def test_the_way_to_run_a_stack_depends_on_sizes_alone(device, batch, way):
+    assert training.mode(device, batch * 16 * 16) == way
+    if device == "cpu":
+        assert training.Training([spec(batch_size=batch, precision="fp32")], "cpu").stack.mode == way
 
 
 def test_turns_count_visits():
