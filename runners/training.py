@@ -253,9 +253,9 @@ class Training:
             for spec in self.specs:
                 torch.manual_seed(draws.derive(spec.seed, "init"))
                 models.append(build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype))
-        return Stack(
-            models, mode=mode(self.device), autocast=torch.bfloat16 if self.train.precision == "bf16" else None
-        )
+        longest = max(cell.task.seq_len for cell in self.stream.cells)
+        how = mode(self.device, self.train.batch_size * longest * self.spec.model.d_model)
+        return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)
 
     def _state_bytes(self) -> dict[str, int]:
         lengths = sorted({q.task.seq_len for q in self.valid})
