@@ -1,0 +1,64 @@
+"""For kernels registered as torch operators: who may call them, absent results, vmap by joining the batch."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def against_triton(x: Tensor) -> str | None:
+    """Why Triton kernels cannot serve tensors like x, or None."""
+    if x.device.type != "cuda":
+        return f"its tensors are on {x.device.type}, not on a CUDA device"
+    if x.dtype == torch.float64:
+        return "it has no float64 kernels"
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    return None
+
+
+def operand_dtype(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
+    """What the products read: under autocast its dtype, else the widest of the three."""
+    kind = q.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+
+
+def nothing(like: Tensor) -> Tensor:
+    """Stands for an absent result: operators return tensors only."""
+    return like.new_empty((0,), dtype=torch.float32)
+
+
+def present(x: Tensor | None) -> Tensor | None:
+    return x if x is not None and x.numel() else None
+
+
+def folded(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
+    """Arguments with the mapped axis folded into their first one. Tensors without elements stay as they are."""
+    return [
+        _fold(x, dim, info.batch_size) if isinstance(x, Tensor) else x for x, dim in zip(args, in_dims, strict=True)
+    ]
+
+
+def _fold(x: Tensor, dim: int | None, M: int) -> Tensor:
+    x = x.unsqueeze(0).expand(M, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.flatten(0, 1)
+
+
+def unfolded(info: Any, results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    M = info.batch_size
+    return tuple(x.view(M, x.shape[0] // M, *x.shape[1:]) for x in results), (0,) * len(results)
+
+
+def looped(
+    op: Callable[..., tuple[Tensor, ...]], info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """One call for each member: packed sequences of several members cannot be joined without waiting for the device."""
+    members = [
+        op(*(x if dim is None else x.select(dim, m) for x, dim in zip(args, in_dims, strict=True)))
+        for m in range(info.batch_size)
+    ]
+    return tuple(torch.stack(xs) for xs in zip(*members, strict=True)), (0,) * len(members[0])

@@ -1,0 +1,88 @@
+"""Compile for sm_90 what a call would launch, on a machine without a GPU: registers, spills, shared memory, wgmma."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+HOPPER = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+
+
+class Compiled(NamedTuple):
+    kernel: str
+    warps: int
+    registers: int
+    spilled: int  # bytes a thread keeps in local memory
+    shared: int  # bytes
+    wgmma: int  # instructions
+    mma: int  # the older ones
+    transposed_products: int  # `tt.trans` of a tensor in the layout of a product
+    ttgir: str
+
+
+def compiled(call: Callable[[], Any]) -> list[Compiled]:
+    """Run `call` with every kernel launch replaced by its compilation. Tensors may live on the meta device."""
+    found: list[Compiled] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        found.append(_compile(self, args, options))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(JITFunction, "run", run))
+        call()
+    return found
+
+
+def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+    settings = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
+    values = dict(zip(kernel.arg_names, args, strict=False)) | options
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    result = triton.compile(source, target=HOPPER, options=settings)
+    ttgir = result.asm["ttgir"]
+    usage = _usage(result.asm["cubin"])
+    return Compiled(
+        kernel.__name__,
+        settings.get("num_warps", 4),
+        registers=usage["REG"],
+        spilled=usage["LOCAL"] + usage["STACK"],
+        shared=result.metadata.shared,
+        wgmma=len(re.findall(r"wgmma\.mma_async", result.asm["ptx"])),
+        mma=len(re.findall(r"mma\.sync", result.asm["ptx"])),
+        transposed_products=len(re.findall(r"tt\.trans .* : tensor<[^>]*, #mma\d*> ->", ttgir)),
+        ttgir=ttgir,
+    )
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
