@@ -82,7 +82,7 @@ class Choices:
             "by": asked.by,
             "seeds": list(asked.seeds),
             "candidates": [summary for _, summary in ranked],
-            "choice": asked.candidates[best],
+            "choice": dict(asked.candidates[best]),  # a copy: YAML would write one object twice as an alias
             "source": asked.source,
             "commit": records[0].code.commit + ("-dirty" if records[0].code.dirty else ""),
         }
@@ -96,7 +96,7 @@ class Choices:
                 partial = self.path.with_name(f".{self.path.name}-{os.getpid()}")
                 with open(partial, "w") as file:
                     yaml.safe_dump(
-                        dict(sorted(self.entries.items())), file, sort_keys=False, width=120, allow_unicode=True
+                        dict(sorted(self.entries.items())), file, default_flow_style=None, sort_keys=False, width=120
                     )
                     file.flush()
                     os.fsync(file.fileno())

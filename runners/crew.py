@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import IO, Any
+from typing import Any
 
 from mixassay.errors import UserError
 from mixassay.record import Status
@@ -42,8 +42,9 @@ class Process:
             env=surroundings(device, threads),
             start_new_session=True,
         )
-        for listen in (self._listen, self._overhear):
-            threading.Thread(target=listen, daemon=True).start()
+        self.threads = [threading.Thread(target=hear, daemon=True) for hear in (self._listen, self._overhear)]
+        for thread in self.threads:
+            thread.start()
 
     def send(self, **message: Any) -> None:
         assert self.popen.stdin is not None
@@ -63,20 +64,29 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """End it and wait until it and its pipes are gone."""
+        self.kill()
+        self.popen.wait()
+        for thread in self.threads:
+            thread.join()
+        self.dismiss()
+
     def _listen(self) -> None:
         assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            with contextlib.suppress(ValueError):  # a line cut short by a kill
-                self.inbox.put((self, json.loads(line)))
+        with self.popen.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line cut short by a kill
+                    self.inbox.put((self, json.loads(line)))
         self.inbox.put((self, {"event": "exit", "code": self.popen.wait()}))
 
     def _overhear(self) -> None:
-        stream: IO[bytes] | None = self.popen.stderr
-        assert stream is not None
-        for line in stream:
-            text = line.decode(errors="replace").rstrip()
-            self.last_words.append(text)
-            self.inbox.put((self, {"event": "said", "text": text}))
+        assert self.popen.stderr is not None
+        with self.popen.stderr as stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip()
+                self.last_words.append(text)
+                self.inbox.put((self, {"event": "said", "text": text}))
 
 
 class Crew:
@@ -107,9 +117,7 @@ class Crew:
     def close(self) -> None:
         """End all that still run; what they wrote is on the disk."""
         for process in self.members.values():
-            process.kill()
-        for process in self.members.values():
-            process.popen.wait()
+            process.close()
         self.members.clear()
 
 

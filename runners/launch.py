@@ -199,8 +199,8 @@ class Launcher:
         self._drain("refused", message["message"])
 
     def _on_exit(self, process: Process, message: dict[str, Any]) -> None:
-        if self.crew.members.get(process.slot) is process:
-            del self.crew.members[process.slot]
+        process.close()
+        del self.crew.members[process.slot]
         if process.killed_for is not None:
             self._give_up(process, *process.killed_for)
         elif not process.ready and not process.leaving:

@@ -1,0 +1,284 @@
+"""Sweeps with real workers: what is trained, what is not trained twice, and what no accident can lose."""
+
+import json
+import os
+import resource
+import signal
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = """\
+version: 1
+name: tiny
+task: {name: mqar, vocab_size: 64, seq_len: 16, num_kv: 2, train_examples: 256, valid_examples: 32, test_examples: 32}
+model: {n_layers: 1, d_model: 8}
+train: {epochs: 2, batch_size: 32, lr: 1e-2}
+mixer: attention
+seeds: [0, 1]
+run: {slots: 1}
+"""
+
+WITH_PLUGIN = TINY + "plugins: [mine.py]\nsweep: {grid: {mixer: [mine, attention]}}\n"
+
+
+def plugin(body: str) -> str:
+    """A mixer named `mine` that adds nothing to the stream, and does `body` whenever it runs."""
+    return textwrap.dedent("""\
+        import os, signal, sys, time
+        import torch
+        from torch import nn
+        from mixassay.mixers import Mixer, mixer
+
+        @mixer("mine")
+        class Mine(Mixer):
+            def __init__(self, d_model: int) -> None:
+                super().__init__()
+                self.d_model = d_model
+                self.scale = nn.Parameter(torch.ones(()))
+
+            def forward(self, x):
+                if x.device.type != "meta":
+                    self.act()
+                return self.scale * x
+
+            def act(self):
+        """) + textwrap.indent(textwrap.dedent(body), " " * 8)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+def shards(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("results/*/*/*/*.jsonl") if path.stat().st_size]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return list(folder.glob("results/*/.checkpoints/*/state/state.json"))
+
+
+def test_the_second_run_trains_nothing_and_prints_the_same_table(place: Any) -> None:
+    file = place.write(TINY + "sweep: {grid: {mixer: [attention, linear_attention]}}\n")
+    first = place.run("run", file)
+    assert first.code == 0, first.err
+    stored = {path: path.read_bytes() for path in shards(place.folder)}
+    assert len(place.records()) == 4
+    assert not list(place.folder.glob("results/tiny/.checkpoints/*/*")), "nothing is left over"
+    second = place.run("run", file)
+    assert second.code == 0
+    assert {path: path.read_bytes() for path in shards(place.folder)} == stored
+    told = [line for line in first.out.splitlines() if not line.startswith("cell ")]
+    assert second.out.splitlines() == told
+    assert "± " in second.out
+    more = place.run("run", file, "--seeds", "0-2", "--json")
+    events = [json.loads(line) for line in more.out.splitlines()]
+    assert [e["seed"] for e in events if e["event"] == "run"] == [2, 2], "only what is missing"
+    assert events[-1] == {"event": "end", "reason": "done", "exit": 0}
+
+
+LONG = (
+    TINY.replace("epochs: 2", "epochs: 60")
+    .replace("seeds: [0, 1]", "seeds: [0, 1, 2]")
+    .replace("slots: 1", "slots: 1, stack: 3, checkpoint_every: 0.1")
+    + "sweep: {grid: {model.d_model: [8, 16]}}\n"
+)
+"""Long enough to be interrupted, with a stack of three."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which LONG was run to its end."""
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "tiny.yaml").write_text(LONG)
+    path = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, "-P", "-m", "mixassay", "run", "tiny.yaml"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_killed_and_started_again_ends_with_the_same_records(place: Any, undisturbed: Path, numbers: Any) -> None:
+    from mixassay.runners.store import Store
+
+    place.write(LONG)
+    process = place.start("run", "tiny.yaml")
+    wait_for(lambda: checkpoints(place.folder))
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    for pid in [process.pid, *workers]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    assert len(place.records()) < 6, "killed before its end"
+    assert checkpoints(place.folder)
+    again = place.run("run", "tiny.yaml")
+    assert again.code == 0, again.err
+    assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
+
+
+def test_ctrl_c_drains_and_loses_nothing(place: Any, undisturbed: Path, numbers: Any) -> None:
+    from mixassay.runners.store import Store
+
+    place.write(LONG)
+    process = place.start("run", "tiny.yaml")
+    wait_for(lambda: checkpoints(place.folder))
+    step = json.loads(checkpoints(place.folder)[0].read_text())["step"]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopping after checkpoints; Ctrl-C again kills" in out
+    assert "Traceback" not in out + err
+    [left] = checkpoints(place.folder)
+    assert json.loads(left.read_text())["step"] >= step
+    again = place.run("run", "tiny.yaml")
+    assert again.code == 0, again.err
+    assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
+
+
+def test_the_end_of_the_time_asks_to_be_started_again(place: Any) -> None:
+    said = place.run("run", place.write(LONG), "--max-time", "4s")
+    assert said.code == 75, said.err
+    assert len(place.records()) < 6
+
+
+def test_when_the_main_process_is_killed_its_workers_leave_by_themselves(place: Any) -> None:
+    place.write(LONG.replace("epochs: 60", "epochs: 6000"))
+    process = place.start("run", "tiny.yaml")
+    wait_for(lambda: checkpoints(place.folder))
+    [worker] = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2])
+
+
+def test_two_at_once_share_the_work(place: Any) -> None:
+    place.write(LONG)
+    both = [place.start("run", "tiny.yaml") for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    lines = [line for path in shards(place.folder) for line in path.read_bytes().splitlines()]
+    assert len(lines) == len({json.loads(line)["key"] for line in lines}) == 6
+
+
+def test_an_error_is_told_with_its_place_and_the_sweep_goes_on(place: Any) -> None:
+    (place.folder / "mine.py").write_text(plugin("raise RuntimeError('no such luck')"))
+    file = place.write(WITH_PLUGIN)
+    said = place.run("run", file)
+    assert said.code == 3
+    line = next(n for n, text in enumerate((place.folder / "mine.py").read_text().splitlines(), 1) if "luck" in text)
+    assert said.out.count(f"RuntimeError: no such luck (mine.py:{line})") == 2, "at once, for each of two stacks"
+    assert f"no such luck (mine.py:{line}): mixer=mine seed 0; mixer=mine seed 1" in said.err, "and at the end"
+    assert "Traceback" not in said.out + said.err
+    assert sorted((r.config["mixer"]["name"], r.status) for r in place.records()) == [
+        ("attention", "ok"),
+        ("attention", "ok"),
+        ("mine", "error"),
+        ("mine", "error"),
+    ]
+    again = place.run("run", file)
+    assert again.code == 3
+    assert "--mode retry" in again.err
+    assert len([1 for path in shards(place.folder) for _ in path.read_bytes().splitlines()]) == 4, "not tried again"
+    retried = place.run("run", file, "--mode", "retry", "--fail-fast")
+    assert retried.code == 3
+    assert 'raise RuntimeError("no such luck")' in retried.out or "raise RuntimeError('no such luck')" in retried.out
+    assert {r.attempt for r in place.records() if r.status == "error"} == {1, 2}, "only the first was tried"
+
+
+def test_three_alike_stop_the_sweep(place: Any) -> None:
+    (place.folder / "mine.py").write_text(plugin("raise RuntimeError('no such luck')"))
+    file = place.write(
+        TINY.replace("mixer: attention", "mixer: mine").replace("[0, 1]", "0-9") + "plugins: [mine.py]\n"
+    )
+    said = place.run("run", file, "run.stack=1")
+    assert said.code == 3
+    assert "first 3 stacks all failed alike" in said.err
+    assert len(place.records()) == 3
+
+
+def test_a_worker_that_dies_once_is_replaced(place: Any) -> None:
+    once = """\
+        if not os.path.exists("died"):
+            open("died", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    (place.folder / "mine.py").write_text(plugin(once))
+    said = place.run("run", place.write(WITH_PLUGIN))
+    assert said.code == 0, said.err
+    assert "killed by signal 9; trying again" in said.out
+    assert [r.status for r in place.records()] == ["ok"] * 4
+
+
+def test_a_job_whose_worker_always_dies_is_killed_and_a_slow_one_timed_out(place: Any) -> None:
+    act = "os.kill(os.getpid(), signal.SIGKILL) if os.environ.get('DIE') else time.sleep(60)"
+    (place.folder / "mine.py").write_text(plugin(act))
+    file = place.write(WITH_PLUGIN)
+    place.monkeypatch.setenv("DIE", "1")
+    said = place.run("run", file, "seeds=[0]", "run.retries=0")
+    assert said.code == 3
+    assert {r.config["mixer"]["name"]: r.status for r in place.records()} == {"mine": "killed", "attention": "ok"}
+    place.monkeypatch.delenv("DIE")
+    said = place.run("run", file, "seeds=[0]", "run.timeout=2s")
+    assert said.code == 3
+    assert "took longer than run.timeout, 2 s" in said.err
+    assert {r.config["mixer"]["name"]: r.status for r in place.records()} == {"mine": "timeout", "attention": "ok"}
+
+
+def test_what_a_mixer_prints_does_not_disturb(place: Any) -> None:
+    (place.folder / "mine.py").write_text(plugin('print(\'{"event": "finished"}\')'))
+    said = place.run("run", place.write(WITH_PLUGIN), "seeds=[0]", "--only", "mixer=mine", "--json")
+    assert said.code == 0
+    assert "worker 0: {" in said.err
+    assert all("event" in json.loads(line) for line in said.out.splitlines())
+
+
+def test_a_stack_that_does_not_fit_is_tried_in_halves(place: Any) -> None:
+    act = "if len(open('/proc/self/cmdline').read()) and os.environ.get('BIG'): raise MemoryError('too big')"
+    (place.folder / "mine.py").write_text(plugin(act))
+    place.monkeypatch.setenv("BIG", "1")
+    said = place.run("run", place.write(WITH_PLUGIN), "--only", "mixer=mine", "run.stack=2", "run.slots=1")
+    assert said.code == 3
+    assert [r.status for r in place.records()] == ["oom", "oom"]
+
+
+def test_a_full_disk_is_told_once_and_loses_nothing(place: Any, numbers: Any) -> None:
+    file = place.write()
+    assert place.run("run", file, "seeds=[0]").code == 0
+    before = numbers(place.records())
+
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+
+    process = place.start("run", file, preexec_fn=no_room)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, out + err
+    assert err.count("cannot write") == 1
+    assert "Traceback" not in out + err
+    assert numbers(place.records()) == before
+    assert place.run("run", file).code == 0
+    assert len(place.records()) == 2
+
+
+def test_settings_are_chosen_on_validation_then_frozen(place: Any) -> None:
+    text = TINY + "sweep: {select: {axes: {train.lr: [1e-4, 1e-2]}, seeds: [100, 101]}}\n"
+    file = place.write(text)
+    said = place.run("run", file)
+    assert said.code == 0, said.err
+    records = place.records()
+    assert sorted((r.role, r.seed) for r in records) == [("report", 0), ("report", 1)] + sorted(
+        ("tune", seed) for seed in (100, 101) for _ in range(2)
+    )
+    chosen = place.folder / "results/tiny/selected.yaml"
+    before = chosen.read_bytes()
+    assert place.run("run", file).code == 0
+    assert chosen.read_bytes() == before
+    assert len(place.records()) == 6
