@@ -127,6 +127,7 @@ def surroundings(device: str, threads: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait by spinning bring a busy machine to a standstill
         "PYTHONUNBUFFERED": "1",
     }
     if device == "cpu":
