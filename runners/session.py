@@ -55,7 +55,7 @@ class Session:
         self.store = Store(options.results)
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
-        self.crew, name = find_device(options.device or sweep.run.device, sweep.run.threads, sweep.run.slots)
+        self.crew, name = find_device(options.device or sweep.run.device, sweep.run.threads)
         on_cpu, run = self.crew.device == "cpu", sweep.run
         slots = run.slots if isinstance(run.slots, int) else max(1, cores() // self.crew.threads) if on_cpu else 1
         self.settings = Settings(slots, run.timeout, run.retries, options.max_time, options.fail_fast, reusable=on_cpu)
@@ -124,14 +124,14 @@ def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:
     return report.build(sweep, records, sources=sources)
 
 
-def find_device(wanted: str, threads: int | str, slots: int | str) -> tuple[Crew, str]:
+def find_device(wanted: str, threads: int | str) -> tuple[Crew, str]:
     """A crew for the device, and the device's name. Where torch must be asked, by a first worker that then stays."""
     if wanted != "cpu" and not accelerator_possible():
         if wanted != "auto":
             raise UserError(f"device {wanted} is asked for, but this machine has none; use --device cpu")
         wanted = "cpu"
-    each = cores() // slots if isinstance(slots, int) else 1 if wanted == "cpu" else min(cores(), 8)
-    crew = Crew(wanted, threads if isinstance(threads, int) else max(1, each))
+    each = 1 if wanted == "cpu" else min(cores(), 8)  # models this small gain little from a second thread
+    crew = Crew(wanted, threads if isinstance(threads, int) else each)
     return (crew, "cpu") if wanted == "cpu" else (crew, crew.ask_device())
 
 

@@ -254,7 +254,7 @@ class Training:
                 torch.manual_seed(draws.derive(spec.seed, "init"))
                 models.append(build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype))
         longest = max(cell.task.seq_len for cell in self.stream.cells)
-        how = mode(self.device, self.train.batch_size * longest * self.spec.model.d_model)
+        how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)
         return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)
 
     def _state_bytes(self) -> dict[str, int]:
@@ -282,11 +282,12 @@ STACK_BELOW = 4096
 """Activations of a layer and model (B T D), up to which a CPU is faster side by side: docs/log.md has the table."""
 
 
-def mode(device: str, activations: int) -> Mode:
+def mode(device: str, members: int, activations: int) -> Mode:
     """How the members of a stack run, by the device and the size of one model's step, never by a stopwatch: a run
     that is repeated or resumed takes the same way. On a GPU launches dominate and side by side wins; on a CPU it
     wins only for the smallest models (1.5 to 1.9 times), and the loop elsewhere (1.2 to 3 times)."""
-    return "vmap" if device != "cpu" or activations <= STACK_BELOW else "loop"
+    small = members > 1 and activations <= STACK_BELOW
+    return "vmap" if device != "cpu" or small else "loop"
 
 
 def reached(stop: Stop, valid: dict[str, float]) -> bool:

@@ -213,11 +213,11 @@ def test_a_mixture_visits_its_cells_by_their_rows_or_weights():
     assert abs(share - 0.75) < 4 * math.sqrt(0.75 * 0.25 / 2000)  # four standard errors
 
 
-@pytest.mark.parametrize(("device", "batch", "way"), [("cpu", 8, "vmap"), ("cpu", 32, "loop"), ("cuda", 32, "vmap")])
-def test_the_way_to_run_a_stack_depends_on_sizes_alone(device, batch, way):
-    assert training.mode(device, batch * 16 * 16) == way
-    if device == "cpu":
-        assert training.Training([spec(batch_size=batch, precision="fp32")], "cpu").stack.mode == way
+@pytest.mark.parametrize(("members", "batch", "way"), [(2, 8, "vmap"), (1, 8, "loop"), (2, 32, "loop")])
+def test_how_a_stack_runs_depends_on_its_sizes_alone(members, batch, way):
+    state = training.Training([spec(seed, batch_size=batch) for seed in range(members)], "cpu")
+    assert state.stack.mode == way
+    assert training.mode("cuda", members, batch * 16 * 16) == "vmap"
 
 
 def test_turns_count_visits():
