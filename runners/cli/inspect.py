@@ -137,8 +137,15 @@ def data(
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
     rows: Annotated[int, typer.Option(min=1, help="Rows that ours draws.")] = 100_000,
     loop_rows: Annotated[int, typer.Option(min=1, help="Rows that the loop draws.")] = 1_000,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the record to this file, as JSON.")] = None,
 ) -> None:
     """Time data generation against a plain NumPy loop, and print the ratio."""
     from mixassay.runners.bench_data import bench_data
 
-    bench_data(device, rows, loop_rows)
+    record = bench_data(device, rows, loop_rows)
+    if out is not None:
+        try:
+            with open(out, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as problem:
+            raise UserError(f"cannot write to {out}: {problem.strerror}") from problem

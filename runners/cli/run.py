@@ -64,7 +64,8 @@ def run(
         print(json.dumps({"event": "end", "reason": ending.reason, "exit": session.exit_code(ending)}), flush=True)
     elif stored.records:
         show_table(console, sweep, stored.records)
-    summarise(session, Console(stderr=True))
+    if ending.reason != "refused":
+        summarise(session, Console(stderr=True))
     if ending.message:
         Console(stderr=True).print(ending.message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(session.exit_code(ending))

@@ -115,6 +115,8 @@ def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int
     def make(layer: int) -> Mixer:
         chosen = model.hybrid if model.hybrid is not None and layer % 2 == 0 else mixer_spec
         cls = mixer[chosen.name]
-        return cls(model.d_model, **bind(cls, chosen.args, given=("d_model",)))
+        made = cls(model.d_model, **bind(cls, chosen.args, given=("d_model",)))
+        made.d_model = model.d_model  # a mixer of a few lines need not keep it itself
+        return made
 
     return Model(model, vocab_size, max_len, make)
