@@ -30,7 +30,7 @@ class AdamW:
 
     @torch.no_grad()
     def update(self, params: Tensor, grads: Tensor, scale: float, active: Tensor) -> Tensor:
-        """Move `params` [M, P] in place by `grads` at `scale` times each row's lr; returns which rows [M] are finite."""
+        """Move `params` [M, P] in place by `grads` at `scale` times each row's lr; says which rows are finite, [M]."""
         norm = torch.linalg.vector_norm(grads, dim=1)  # [M]
         finite = torch.isfinite(norm)
         go = active & finite

@@ -62,7 +62,7 @@ class Stack:
     def loss_and_grad(
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], gradients [M, P]."""
+        """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], grads [M, P]."""
         if self.mode == "vmap":
             return self._side_by_side(tokens, positions, labels, keep)
         losses, grads = [], []
