@@ -51,7 +51,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             names = [f"{module}.{alias.name}" for alias in node.names] if module == "mixassay" else [module]
         for name in names:
             if name.split(".")[0] == "mixassay" and "." in name:
-                yield node.lineno, name.split(".")[1]
+                yield getattr(node, "lineno", 0), name.split(".")[1]
 
 
 def test_the_parts_are_found() -> None:

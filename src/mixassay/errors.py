@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """What was wrong, what was found, what would be right, and where (`file:line:col: ...` when it came from a file)."""
+    """What was wrong, what was found, what would be right, and where (`file:line:col: ...` where it is in a file)."""

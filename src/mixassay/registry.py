@@ -39,7 +39,9 @@ class Registry(Generic[T]):
             taken = self._found.get(name)
             same = taken is not None and (taken.__module__, taken.__qualname__) == (cls.__module__, cls.__qualname__)
             if (taken is not None and not same) or (name in self._files() and cls.__module__ != self._module(name)):
-                raise UserError(f'{self.kind} "{name}" is taken; choose another name for {cls.__module__}.{cls.__name__}')
+                raise UserError(
+                    f'{self.kind} "{name}" is taken; choose another name for {cls.__module__}.{cls.__name__}'
+                )
             self._found[name] = cast(T, cls)
             return cls
 
@@ -81,6 +83,6 @@ def arguments(cls: type, given: tuple[str, ...] = ()) -> type[BaseModel]:
 
 
 def bind(cls: type, args: Mapping[str, Any], given: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The arguments as the class's annotations want them (YAML's lists as tuples). Raises pydantic's ValidationError."""
+    """The arguments as the class's annotations want them (YAML's lists as tuples), or pydantic's ValidationError."""
     bound = arguments(cls, given).model_validate_json(json.dumps(dict(args)))
     return {name: getattr(bound, name) for name in args}

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Place:
     """A folder of its own with a sweep file in it; `run("report", "tiny.yaml")` is `mixassay report tiny.yaml`."""
 
     folder: Path
-    capfd: pytest.CaptureFixture[str]
+    capfd: Any  # pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
 
     def write(self, text: str = TINY, name: str = "tiny.yaml") -> str:
@@ -78,10 +78,10 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    yield Place(tmp_path, capfd, monkeypatch)
+    return Place(tmp_path, capfd, monkeypatch)
 
 
 @pytest.fixture

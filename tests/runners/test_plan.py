@@ -1,6 +1,6 @@
 """What is planned from what is stored: composition of stacks, modes, shards, and choosing among candidates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,9 @@ class TestSelect:
 class TestRank:
     asked = Question("c", {}, ({"lr": 1}, {"lr": 2}, {"lr": 3}), (100, 101), "valid/accuracy", "s1")
 
-    def best(self, make: MakeRecord, runs: list[tuple[int, float | None, float]], by: str = "valid/accuracy") -> int:
+    def best(
+        self, make: MakeRecord, runs: Sequence[tuple[int, float | None, float]], by: str = "valid/accuracy"
+    ) -> int:
         """`runs`: (lr, accuracy or None for diverged, loss)."""
         records = [
             make(

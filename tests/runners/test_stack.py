@@ -1,5 +1,7 @@
 """A stack's losses and gradients are those of its members, one by one, in both modes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ class Average(Mixer):
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.proj = nn.Linear(d_model, d_model)
-        self.gain = nn.Parameter(torch.randn(()))
+        self.gain: Any = nn.Parameter(torch.randn(()))
         self.unused = nn.Parameter(torch.randn(3))
         self.gain.no_weight_decay = True
         self.register_buffer("offset", torch.tensor(0.5))
@@ -27,7 +29,7 @@ class Average(Mixer):
         return self.proj(x).cumsum(1) / count[:, None] * self.gain + self.offset
 
 
-def models(block="zoology", M=3):
+def models(block: Any = "zoology", M: int = 3) -> list[Model]:
     torch.manual_seed(1)
     spec = ModelSpec(d_model=8, block=block, positions="learned")
     return [Model(spec, 13, 6, lambda layer: Average(8)).double() for _ in range(M)]

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ from mixassay.runners import train, training
 from mixassay.runners.stream import Stream, turns
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, Stop, TaskSpec, TrainSpec
 
-TASK = TaskSpec(
-    name="mqar", vocab_size=32, seq_len=16, num_kv=2, train_examples=64, valid_examples=40, test_examples=50
-)
+SIZES: Any = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
+TASK = TaskSpec(name="mqar", train_examples=64, valid_examples=40, test_examples=50, **SIZES)
 MODEL = ModelSpec(d_model=16, n_layers=2)
 TRAIN = TrainSpec(steps=50, batch_size=8, lr=3e-3, precision="fp64", eval_every=25)
 
@@ -68,6 +68,7 @@ def test_a_diverged_member_is_recorded_and_its_neighbours_do_not_notice(mode, mo
     assert bad.status == "diverged"
     assert bad.metrics == {}
     assert bad.stopped["step"] < 10
+    assert bad.error is not None
     assert "not finite" in bad.error["message"]
     assert outcomes[3e-3].status == "ok"
     assert outcomes[3e-3].curve["train/loss"] == pytest.approx(alone.curve["train/loss"], abs=1e-9)
@@ -159,6 +160,11 @@ def seen(stream, seeds=(0,)):
     return [stream.rows(step, seeds, "cpu").tokens for step in range(stream.steps)]
 
 
+def pairs(stream, step):
+    cell: Any = stream.task_at(step)
+    return cell.num_kv
+
+
 def as_set(tokens):
     return {tuple(row) for row in torch.cat(tokens).tolist()}
 
@@ -198,7 +204,7 @@ def test_a_mixture_visits_its_cells_by_their_rows_or_weights():
     cells = ({"num_kv": 1, "examples": 96}, {"num_kv": 4, "examples": 32})
     task = TASK.model_copy(update={"train_cells": cells})
     stream = Stream(task, TrainSpec(epochs=2, batch_size=16))
-    order = [stream.task_at(step).num_kv for step in range(stream.steps)]
+    order = [pairs(stream, step) for step in range(stream.steps)]
     assert len(order) == 16
     assert sorted(order[:8]) == sorted(order[8:]) == [1] * 6 + [4] * 2
     assert order[:8] != sorted(order[:8])
@@ -209,7 +215,7 @@ def test_a_mixture_visits_its_cells_by_their_rows_or_weights():
         }
     )
     stream = Stream(weighted, TrainSpec(steps=2000, batch_size=4))
-    share = sum(stream.task_at(step).num_kv == 1 for step in range(2000)) / 2000
+    share = sum(pairs(stream, step) == 1 for step in range(2000)) / 2000
     assert abs(share - 0.75) < 4 * math.sqrt(0.75 * 0.25 / 2000)  # four standard errors
 
 
