@@ -1,5 +1,6 @@
 """The command `mixassay`: its verbs, in modules by what they are about. They parse, call and print."""
 
+import importlib
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ app = typer.Typer(
 File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file, or the name of a shipped one: quickstart.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values set over the file's: train.steps=100", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Values set over the file's: train.steps=100", show_default=False),
 ]
 Only = Annotated[str | None, typer.Option(metavar="CONDITIONS", help="These cells only: mixer=gla,task.num_kv=[4, 8]")]
 Seeds = Annotated[str | None, typer.Option(metavar="SEEDS", help="These seeds instead of the file's: 0-4 or [0, 7]")]
@@ -48,10 +49,15 @@ def about(
     pass
 
 
+def load_verbs() -> None:
+    """Import the modules of the verbs, which add themselves to `app`, in the order of `--help`."""
+    for module in ("run", "report", "inspect"):
+        importlib.import_module(f"{__name__}.{module}")
+
+
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2; a bug keeps its traceback."""
-    from mixassay.runners.cli import inspect, report, run  # noqa: F401  (they add their verbs to `app`)
-
+    load_verbs()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     try:

@@ -1,18 +1,15 @@
 """`mixassay report`: the table of what is stored."""
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from mixassay.errors import UserError
-from mixassay.record import RunRecord
 from mixassay.runners import export, published, render, session
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load
 from mixassay.runners.store import Store
-from mixassay.sweep import Sweep
 
 Format = Literal["rich", "md", "latex", "csv", "json"]
 
@@ -56,7 +53,3 @@ def report(
         path = results / sweep.name / "TABLE.md"
         path.write_text("\n".join(render.markdown(grid) for grid in grids))
         errors.print(f"written to {path}", highlight=False)
-
-
-def show_table(console: Console, sweep: Sweep, records: Sequence[RunRecord]) -> None:
-    console.print(render.rich(render.grid(session.table(sweep, records)), console.width))

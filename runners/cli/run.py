@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mixassay.errors import UserError
+from mixassay.runners import render
 from mixassay.runners.cli import RESULTS, AsJson, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load, texts
-from mixassay.runners.cli.report import show_table
 from mixassay.runners.plan import Mode, steps_of
 from mixassay.runners.progress import clock, place
-from mixassay.runners.session import Options, Session
+from mixassay.runners.session import Options, Session, table
 from mixassay.settings import seconds
 
 
@@ -63,7 +63,7 @@ def run(
     if as_json:
         print(json.dumps({"event": "end", "reason": ending.reason, "exit": session.exit_code(ending)}), flush=True)
     elif stored.records:
-        show_table(console, sweep, stored.records)
+        console.print(render.rich(render.grid(table(sweep, stored.records)), console.width))
     if ending.reason != "refused":
         summarise(session, Console(stderr=True))
     if ending.message:
@@ -91,17 +91,17 @@ def summarise(session: Session, console: Console) -> None:
 
 def print_plan(session: Session, console: Console) -> None:
     """Cells, what is stored, what is to do, and its cost where step times are known."""
-    table = Table("to run", "runs", "steps", "ms/step", "time", box=None, pad_edge=False)
+    shown = Table("to run", "runs", "steps", "ms/step", "time", box=None, pad_edge=False)
     total, runs, guessed = 0.0, 0, False
     for name, spec, n in session.plan.summary():
         ms, cost = session.costs.known(spec), session.costs.seconds(spec, n * steps_of(spec))
         timed = (f"{ms:.1f}", clock(cost)) if ms is not None and cost is not None else ("?", "?")
-        table.add_row(name, str(n), str(steps_of(spec)), *timed)
+        shown.add_row(name, str(n), str(steps_of(spec)), *timed)
         total, runs, guessed = total + (cost or 0.0), runs + n, guessed or ms is None
     cells, slots = session.plan.cells.values(), session.settings.slots
     done = sum(session.plan.finished(state) for state in cells)
     if runs:
-        console.print(table)
+        console.print(shown)
     console.print(f"{len(cells)} cells, {done} done; {runs} runs to do in {slots} slot(s)", highlight=False)
     if runs:
         note = " (shapes marked ? are guessed like the others)" if guessed else ""

@@ -1,0 +1,64 @@
+"""The built wheel holds what the tree holds, and works from anywhere."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("tasks", "mixers", "kernels", "runners", "configs")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, without the network, so that the tree stays as it is."""
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    without = shutil.ignore_patterns("__pycache__", "*.egg-info", ".checkpoints")
+    for name in ("src", *FOLDERS, "results/published"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=without)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    command = [sys.executable, "-P", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    tree = {f"mixassay/{path.name}" for path in (ROOT / "src/mixassay").iterdir() if path.is_file()}
+    for folder in (*FOLDERS, "published"):
+        kind = ".yaml" if folder in ("configs", "published") else ".py"
+        inside = ROOT / ("results/published" if folder == "published" else folder)
+        tree |= {f"mixassay/{folder}/{path.relative_to(inside)}" for path in inside.rglob(f"*{kind}")}
+    assert "mixassay/py.typed" in tree
+    assert "mixassay/configs/quickstart.yaml" in tree
+    assert held == tree
+
+
+def test_the_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked as an installer would, with this environment's dependencies and nothing of the checkout."""
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    zipfile.ZipFile(wheel).extractall(site)
+    entry = (site / next(site.glob("*.dist-info")) / "entry_points.txt").read_text()
+    assert "mixassay = mixassay.runners.cli:main" in entry
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    code = "import sys, mixassay; print(mixassay.__file__); from mixassay.runners.cli import main; main()"
+    for words, expected in ((["list", "configs"], "quickstart"), (["--version"], f"mixassay {version}")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *words],
+            cwd=elsewhere,
+            env={**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0].startswith(str(site))
+        assert expected in done.stdout
