@@ -85,7 +85,7 @@ def test_the_second_run_trains_nothing_and_prints_the_same_table(place: Any) -> 
 
 
 LONG = (
-    TINY.replace("epochs: 2", "epochs: 60")
+    TINY.replace("epochs: 2", "epochs: 30")
     .replace("seeds: [0, 1]", "seeds: [0, 1, 2]")
     .replace("slots: 1", "slots: 1, stack: 3, checkpoint_every: 0.1")
     + "sweep: {grid: {model.d_model: [8, 16]}}\n"
@@ -145,13 +145,13 @@ def test_ctrl_c_drains_and_loses_nothing(place: Any, undisturbed: Path, numbers:
 
 
 def test_the_end_of_the_time_asks_to_be_started_again(place: Any) -> None:
-    said = place.run("run", place.write(LONG), "--max-time", "4s")
+    said = place.run("run", place.write(LONG.replace("epochs: 30", "epochs: 6000")), "--max-time", "4s")
     assert said.code == 75, said.err
-    assert len(place.records()) < 6
+    assert not place.records()
 
 
 def test_when_the_main_process_is_killed_its_workers_leave_by_themselves(place: Any) -> None:
-    place.write(LONG.replace("epochs: 60", "epochs: 6000"))
+    place.write(LONG.replace("epochs: 30", "epochs: 6000"))
     process = place.start("run", "tiny.yaml")
     wait_for(lambda: checkpoints(place.folder))
     [worker] = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
