@@ -52,7 +52,7 @@ def versions() -> Iterator[Finding]:
 def torch_and_devices() -> Iterator[Finding]:
     try:
         import torch
-    except ImportError as problem:
+    except (ImportError, OSError) as problem:  # OSError: one of its libraries cannot be loaded
         yield Finding("wrong", "torch", f"cannot be imported: {problem}", "pip install torch")
         return
     new = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= TORCH
@@ -83,12 +83,12 @@ def triton() -> Finding:
 
 
 def folder(results: Path) -> Iterator[Finding]:
-    existed = results.exists()
+    made = [path for path in (results, *results.parents) if not path.exists()]
     try:
         Store(results).check_writable()
         yield Finding("ok", "results", f"{results.absolute()} can be written")
-        if not existed:
-            results.rmdir()
+        for path in made:
+            path.rmdir()
     except UserError as problem:
         yield Finding("wrong", "results", str(problem), "mend its permissions, or choose another with --results DIR")
     place = next(path for path in [results.absolute(), *results.absolute().parents] if path.exists())
