@@ -168,6 +168,9 @@ class Launcher:
         self._close(process, None)
 
     def _on_interrupted(self, process: Process, message: dict[str, Any]) -> None:
+        """It has written a checkpoint and leaves: as it was told to, or because somebody sent it a SIGTERM."""
+        assert process.job is not None
+        self.plan.put_back([process.job])
         process.job, process.leaving = None, True
 
     def _on_failed(self, process: Process, message: dict[str, Any]) -> None:

@@ -44,7 +44,9 @@ class Display:
             disable=not console.is_terminal,
             transient=True,
         )
-        self.task = self.bar.add_task(plan.sweep.name, total=1.0, text="starting")
+        self.task = self.bar.add_task(
+            plan.sweep.name, total=1.0, text=f"loading torch, checking {len(plan.cells)} cells"
+        )
 
     def __enter__(self) -> Self:
         self.bar.start()
