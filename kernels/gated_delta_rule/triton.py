@@ -37,13 +37,17 @@ from torch import Tensor
 from mixassay.kernels.common.triton import (
     WEAKEST,
     Cut,
-    decay,
     load_log_decay,
     load_rows,
     operands,
     segment_of,
     store_rows,
+    sum_dtype,
+    weight,
 )
+
+# Compiled once, whatever the sizes: offsets are multiples of K and V, which are known.
+kernel = triton.jit(do_not_specialize=["rows", "T", "length", "P", "H", "R"])
 
 
 @triton.jit
@@ -72,6 +76,12 @@ def chunk_decay(at, i, live, C: tl.constexpr):
 
 
 @triton.jit
+def log_decay_of(G, first, h, T, H):
+    """Where the cumulative log decay of row `first` and head h lies in G [B, H, T]."""
+    return G + (first // T * (H - 1) + h) * T + first
+
+
+@triton.jit
 def sequence_of(index, sequences, P, PACKED: tl.constexpr):
     if PACKED:
         return tl.load(sequences + index)
@@ -82,7 +92,7 @@ def sequence_of(index, sequences, P, PACKED: tl.constexpr):
 def _inverse(AT, i):
     """(I + A)^-1 of a strictly lower triangular [16, 16] A, given transposed, by forward substitution."""
     M = tl.where(i[:, None] == i[None, :], 1.0, 0.0).to(AT.dtype)
-    for r in tl.static_range(1, 16):
+    for r in range(1, 16):
         a = tl.sum(tl.where((i == r)[None, :], AT, 0.0), 1)  # row r of A, along the rows of M
         M -= tl.where((i == r)[:, None], tl.sum(a[:, None] * M, 0)[None, :], 0.0)
     return M
@@ -100,15 +110,14 @@ def _products(at, a: tl.constexpr, b: tl.constexpr, i, live, stride, K: tl.const
     return products
 
 
-@triton.jit
+@kernel
 def solve_kernel(
     k,
     beta,
     g,
     M,  # [rows, H, C]
-    G,  # [H, rows], base 2
+    G,  # [B, H, T], base 2
     table,
-    rows,
     T,
     length,
     P,
@@ -121,6 +130,7 @@ def solve_kernel(
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
+    SUM: tl.constexpr,
     PREC: tl.constexpr,
     EXACT: tl.constexpr,
 ):
@@ -133,27 +143,29 @@ def solve_kernel(
         keys = (H // R) * K
         at_key = k + first * keys + (h // R) * K
         at_M = M + (first * H + h) * C
-        total = tl.zeros([], dtype=ACC)
+        at_G = log_decay_of(G, first, h, T, H)
+        total = tl.zeros([], dtype=SUM)
         Gs = ()
         Ms = ()  # blocks (0, 0), (1, 0), (1, 1), (2, 0), ...
         for a in tl.static_range(C // 16):
             row = 16 * a + i
             b = tl.load(beta + (first + row) * H + h, mask=row < live, other=0.0).to(ACC)
             if DECAY:
-                gs = load_log_decay(g + first * H + h, row, live, H, ACC)
+                gs = load_log_decay(g + first * H + h, row, live, H, SUM)
                 here = total + tl.cumsum(gs)
                 total += tl.sum(gs)
             else:
-                here = tl.zeros([16], dtype=ACC)
-            tl.store(G + h * rows + first + row, here, mask=row < live)
+                here = tl.zeros([16], dtype=SUM)
+            tl.store(at_G + row, here, mask=row < live)
             Gs += (here,)
             AT = _products(at_key, a, a, i, live, keys, K, BK, DOT, ACC, PREC)  # symmetric
-            AT *= b[None, :] * decay(here[None, :] - here[:, None], i[:, None] < i[None, :])
+            AT *= b[None, :] * weight(here[None, :] - here[:, None], ACC)
+            AT = tl.where(i[:, None] < i[None, :], AT, 0.0)
             corner = _inverse(AT, i)
             As = ()
             for c in tl.static_range(a):
                 A = _products(at_key, a, c, i, live, keys, K, BK, DOT, ACC, PREC)
-                As += (A * b[:, None] * tl.exp2(tl.minimum(here[:, None] - Gs[c][None, :], 0.0)),)
+                As += (A * b[:, None] * weight(here[:, None] - Gs[c][None, :], ACC),)
             for c in tl.static_range(a):
                 below = tl.zeros([16, 16], dtype=ACC)
                 for d in tl.static_range(c, a):
@@ -167,7 +179,7 @@ def solve_kernel(
                 store_rows(at_M, tl.zeros([16, 16], dtype=ACC), row, live, 16 * c + i, H * C, C, 16)
 
 
-@triton.jit
+@kernel
 def forward_kernel(
     q,
     k,
@@ -185,7 +197,6 @@ def forward_kernel(
     table,
     sequences,
     scale,
-    rows,
     T,
     length,
     P,
@@ -208,19 +219,20 @@ def forward_kernel(
     PREC: tl.constexpr,
 ):
     """Walk a segment with BV columns of the state; in the first walk, columns from VALUES on are those of K x K."""
-    VALUES: tl.constexpr = tl.cdiv(V, BV)
-    COLUMNS: tl.constexpr = VALUES + tl.cdiv(K, BV) if BORDERS else VALUES
+    VALUES: tl.constexpr = (V + BV - 1) // BV
+    COLUMNS: tl.constexpr = VALUES + (K + BV - 1) // BV if BORDERS else VALUES
     index = tl.program_id(0).to(tl.int64)
     vb, index = index % COLUMNS, index // COLUMNS
     segment, h = index // H, index % H
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if (live > 0) & (OUTERMOST | PACKED | (segment % P != P - 1)):
+    if ((live > 0) | HAS_FINAL) & (OUTERMOST | PACKED | (segment % P != P - 1)):
         i = tl.arange(0, C)
         kk = tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
         cc = (vb - VALUES) * BV + tl.arange(0, BV)  # columns of the identity
         keys = (H // R) * K
         place = first // C + sequence_of(segment, sequences, P, PACKED)
+        at_G = log_decay_of(G, first, h, T, H)
         at_state = (slot * H + h) * K * V + kk[None, :] * V + vv[:, None]
         keep = (vv < V)[:, None] & (kk < K)[None, :]
         if HAS_START:
@@ -238,8 +250,8 @@ def forward_kernel(
             vT = load_turned(v + at_value, i, tl.where(vb < VALUES, left, 0), vv, H * V, V, BV).to(ACC)
             Ms = load_rows(M + (row * H + h) * C, i, left, i, H * C, C, C)
             b = tl.load(beta + (row + i) * H + h, mask=i < left, other=0.0)
-            Gs, total = chunk_decay(G + h * rows + row, i, left, C)
-            since = tl.exp2(Gs)
+            Gs, total = chunk_decay(at_G + start, i, left, C)
+            since = weight(Gs, ACC)
             S16 = ST.to(DOT)
             if KEEP:
                 at_states = states + ((place + start // C) * H + h) * K * V + vv[:, None] * K + kk[None, :]
@@ -253,11 +265,11 @@ def forward_kernel(
                 qT = tl.trans(load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT))
                 oT = tl.dot(S16, qT, input_precision=PREC, out_dtype=ACC) * since[None, :]
                 AT = tl.dot(ks, qT, input_precision=PREC, out_dtype=ACC)  # [j, i]
-                AT *= decay(Gs[None, :] - Gs[:, None], i[:, None] <= i[None, :])
+                AT = tl.where(i[:, None] <= i[None, :], AT * weight(Gs[None, :] - Gs[:, None], ACC), 0.0)
                 oT = tl.dot(uT.to(DOT), AT.to(DOT), acc=oT, input_precision=PREC, out_dtype=ACC)
                 store_turned(o + at_value, oT * scale, i, left, vv, H * V, V, BV)
-            ST *= tl.exp2(total)
-            written = (uT * tl.exp2(tl.minimum(total - Gs, 0.0))[None, :]).to(DOT)
+            ST *= weight(total, ACC)
+            written = (uT * weight(total - Gs, ACC)[None, :]).to(DOT)
             ST = tl.dot(written, ks, acc=ST, input_precision=PREC, out_dtype=ACC)
         if HAS_FINAL:
             tl.store(final + at_state, ST, mask=keep)
@@ -267,7 +279,7 @@ def forward_kernel(
             tl.store(at_transition, ST, mask=((cc >= 0) & (cc < K))[:, None] & (kk < K)[None, :])
 
 
-@triton.jit
+@kernel
 def join_kernel(
     borders,  # [slots, H, K, V]: contributions on entry, states (or their gradients) on return
     transitions,
@@ -287,7 +299,7 @@ def join_kernel(
     ACC: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """S <- transition S + contribution along the segments of a sequence, or dS <- transition^T dS + contribution back."""
+    """S <- transition S + contribution along a sequence's segments, or dS <- transition^T dS + contribution back."""
     index = tl.program_id(0).to(tl.int64)
     vb, index = index % tl.cdiv(V, BV), index // tl.cdiv(V, BV)
     n, h = index // H, index % H
@@ -320,7 +332,7 @@ def join_kernel(
         tl.store(far + (n * H + h) * K * V + at, ST, mask=keep)
 
 
-@triton.jit
+@kernel
 def reverse_kernel(
     q,
     k,
@@ -336,7 +348,6 @@ def reverse_kernel(
     table,
     sequences,
     scale,
-    rows,
     T,
     length,
     P,
@@ -357,17 +368,18 @@ def reverse_kernel(
     PREC: tl.constexpr,
 ):
     """Walk a segment backwards with BV columns of the gradient of the state."""
-    VALUES: tl.constexpr = tl.cdiv(V, BV)
+    VALUES: tl.constexpr = (V + BV - 1) // BV
     index = tl.program_id(0).to(tl.int64)
     vb, index = index % VALUES, index // VALUES
     segment, h = index // H, index % H
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if (live > 0) & (OUTERMOST | PACKED | (segment % P != 0)):
+    if ((live > 0) | HAS_INITIAL) & (OUTERMOST | PACKED | (segment % P != 0)):
         i = tl.arange(0, C)
         kk = tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
         keys = (H // R) * K
         place = first // C + sequence_of(segment, sequences, P, PACKED)
+        at_G = log_decay_of(G, first, h, T, H)
         at_state = (slot * H + h) * K * V + kk[None, :] * V + vv[:, None]
         keep = (vv < V)[:, None] & (kk < K)[None, :]
         if HAS_END:
@@ -386,21 +398,21 @@ def reverse_kernel(
             doT = load_turned(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
             Ms = load_rows(M + (row * H + h) * C, i, left, i, H * C, C, C)
             b = tl.load(beta + (row + i) * H + h, mask=i < left, other=0.0)
-            Gs, total = chunk_decay(G + h * rows + row, i, left, C)
-            since = tl.exp2(Gs)
+            Gs, total = chunk_decay(at_G + start, i, left, C)
+            since = weight(Gs, ACC)
             dS16 = dST.to(DOT)
             if not BORDERS:
                 at_dstates = dstates + ((place + start // C) * H + h) * K * V + vv[:, None] * K + kk[None, :]
                 tl.store(at_dstates, dS16, mask=keep)
-            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)  # [i, j]
-            A *= scale * decay(Gs[:, None] - Gs[None, :], i[:, None] >= i[None, :])
             duT = tl.dot(dS16, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            duT *= tl.exp2(tl.minimum(total - Gs, 0.0))[None, :]
+            duT *= weight(total - Gs, ACC)[None, :]
+            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)  # [i, j]
+            A = tl.where(i[:, None] >= i[None, :], A * scale * weight(Gs[:, None] - Gs[None, :], ACC), 0.0)
             duT = tl.dot(doT, A.to(DOT), acc=duT, input_precision=PREC, out_dtype=ACC)
             zT = tl.dot(duT.to(DOT), Ms, input_precision=PREC, out_dtype=ACC)
             if not BORDERS:
                 store_turned(z + at_value, zT, i, left, vv, H * V, V, BV)
-            dST *= tl.exp2(total)
+            dST *= weight(total, ACC)
             read = (doT * (scale * since)[None, :]).to(DOT)
             dST = tl.dot(read, qs, acc=dST, input_precision=PREC, out_dtype=ACC)
             erased = (-zT * (b * since)[None, :]).to(DOT)
@@ -412,6 +424,40 @@ def reverse_kernel(
 
 
 @triton.jit
+def _read(
+    x,
+    y,
+    states,
+    at_value,
+    at_state,
+    i,
+    live,
+    kk,
+    H,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """x S^T [C, BK] and x y^T [C, C] for rows x and y of a chunk and a state S."""
+    xS = tl.zeros([C, BK], dtype=ACC)
+    xy = tl.zeros([C, C], dtype=ACC)
+    for start in tl.static_range(0, V, BV):
+        vv = start + tl.arange(0, BV)
+        keep = (vv < V)[:, None] & (kk < K)[None, :]
+        xs = load_rows(x + at_value, i, live, vv, H * V, V, BV).to(DOT)
+        ys = load_rows(y + at_value, i, live, vv, H * V, V, BV).to(DOT)
+        ST = tl.load(states + at_state + vv[:, None] * K + kk[None, :], mask=keep, other=0.0)
+        xS = tl.dot(xs, ST, acc=xS, input_precision=PREC, out_dtype=ACC)
+        xy = tl.dot(xs, tl.trans(ys), acc=xy, input_precision=PREC, out_dtype=ACC)
+    return xS, xy
+
+
+@kernel
 def gradients_kernel(
     q,
     k,
@@ -450,7 +496,8 @@ def gradients_kernel(
     PREC: tl.constexpr,
 ):
     """Gradients of one chunk, BK of the key columns; everything is linear in these columns but dv."""
-    KEYS: tl.constexpr = tl.cdiv(K, BK)
+    KEYS: tl.constexpr = (K + BK - 1) // BK
+    VALUES: tl.constexpr = (V + BV - 1) // BV
     index = tl.program_id(0).to(tl.int64)
     kb, index = index % KEYS, index // KEYS
     chunk, h = index // H, index % H
@@ -463,65 +510,61 @@ def gradients_kernel(
         at_value = (first * H + h) * V
         at_state = ((first // C + sequence_of(chunk, sequences, P, PACKED)) * H + h) * K * V
         b = tl.load(beta + (first + i) * H + h, mask=i < live, other=0.0)
-        Gs, total = chunk_decay(G + h * rows + first, i, live, C)
-        uz = tl.zeros([C, C], dtype=ACC)  # [j, i]
-        zu = tl.zeros([C, C], dtype=ACC)  # [i, j]
-        udo = tl.zeros([C, C], dtype=ACC)
-        dou = tl.zeros([C, C], dtype=ACC)
-        dqs = tl.zeros([C, BK], dtype=ACC)
-        E = tl.zeros([C, BK], dtype=ACC)
-        dks = tl.zeros([C, BK], dtype=ACC)
-        db = tl.zeros([C], dtype=ACC)
+        Gs, total = chunk_decay(log_decay_of(G, first, h, T, H), i, live, C)
+        ks = load_rows(k + at_key, i, live, kk, keys, K, BK).to(DOT)
+        qs = load_rows(q + at_key, i, live, kk, keys, K, BK).to(DOT)
+        since = weight(Gs, ACC)
+        lower = i[:, None] >= i[None, :]
+        upper = i[:, None] <= i[None, :]
+        off = i[:, None] != i[None, :]
+        at_out = (first * H + h) * K
+        at_scalar = (kb * rows + first + i) * H + h
+
+        dqs, A = _read(do, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
+        A = tl.where(lower, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
+        dqs = tl.dot(A, ks, acc=dqs * since[:, None], input_precision=PREC, out_dtype=ACC) * scale
+        store_rows(dq + at_out, dqs, i, live, kk, H * K, K, BK)
+        dG = tl.sum(qs.to(ACC) * dqs, 1)
+
+        E, A = _read(z, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
+        A = tl.where(lower & off, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
+        E = -tl.dot(A, ks, acc=E * since[:, None], input_precision=PREC, out_dtype=ACC)
+        kE = tl.sum(ks.to(ACC) * E, 1)
+
+        dks, A = _read(u, do, dstates, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
+        dks *= weight(total - Gs, ACC)[:, None]
+        end = tl.sum(ks.to(ACC) * dks)
+        dks += b[:, None] * E
+        A = tl.where(upper, A * scale * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
+        dks = tl.dot(A, qs, acc=dks, input_precision=PREC, out_dtype=ACC)
+
+        A = tl.zeros([C, C], dtype=ACC)  # u z^T
+        db = kE
         inner = tl.zeros([], dtype=ACC)  # <S, dS>
-        for vb in tl.static_range(tl.cdiv(V, BV)):
+        for vb in tl.static_range(VALUES):
             vv = vb * BV + tl.arange(0, BV)
-            keep = (vv < V)[:, None] & (kk < K)[None, :]
-            at_block = at_state + vv[:, None] * K + kk[None, :]
-            dos = load_rows(do + at_value, i, live, vv, H * V, V, BV).to(DOT)
             us = load_rows(u + at_value, i, live, vv, H * V, V, BV)
             zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
-            ST = tl.load(states + at_block, mask=keep, other=0.0)
-            dqs = tl.dot(dos, ST, acc=dqs, input_precision=PREC, out_dtype=ACC)
-            E = tl.dot(zs, ST, acc=E, input_precision=PREC, out_dtype=ACC)
-            dST = tl.load(dstates + at_block, mask=keep, other=0.0)
-            dks = tl.dot(us, dST, acc=dks, input_precision=PREC, out_dtype=ACC)
-            inner += tl.sum(ST.to(ACC) * dST.to(ACC))
-            dou = tl.dot(dos, tl.trans(us), acc=dou, input_precision=PREC, out_dtype=ACC)
-            udo = tl.dot(us, tl.trans(dos), acc=udo, input_precision=PREC, out_dtype=ACC)
-            zu = tl.dot(zs, tl.trans(us), acc=zu, input_precision=PREC, out_dtype=ACC)
-            uz = tl.dot(us, tl.trans(zs), acc=uz, input_precision=PREC, out_dtype=ACC)
+            A = tl.dot(us, tl.trans(zs), acc=A, input_precision=PREC, out_dtype=ACC)
             if kb == 0:
                 vs = load_rows(v + at_value, i, live, vv, H * V, V, BV).to(ACC)
                 db += tl.sum(zs.to(ACC) * vs, 1)
                 store_rows(dv + at_value, zs.to(ACC) * b[:, None], i, live, vv, H * V, V, BV)
-        ks = load_rows(k + at_key, i, live, kk, keys, K, BK).to(DOT)
-        qs = load_rows(q + at_key, i, live, kk, keys, K, BK).to(DOT)
-        since = tl.exp2(Gs)
-        at_out = (first * H + h) * K
-
-        lower = decay(Gs[:, None] - Gs[None, :], i[:, None] >= i[None, :])
-        dqs = tl.dot((dou * lower).to(DOT), ks, acc=dqs * since[:, None], input_precision=PREC, out_dtype=ACC) * scale
-        store_rows(dq + at_out, dqs, i, live, kk, H * K, K, BK)
-        dG = tl.sum(qs.to(ACC) * dqs, 1)
-
-        zu *= tl.where(i[:, None] == i[None, :], 0.0, lower)
-        E = -tl.dot(zu.to(DOT), ks, acc=E * since[:, None], input_precision=PREC, out_dtype=ACC)
-        kE = tl.sum(ks.to(ACC) * E, 1)
-        at_scalar = (kb * rows + first + i) * H + h
-        tl.store(dbeta + at_scalar, db + kE, mask=i < live)
-
-        dks *= tl.exp2(tl.minimum(total - Gs, 0.0))[:, None]
-        end = inner * tl.exp2(total) + tl.sum(ks.to(ACC) * dks)
-        upper = decay(Gs[None, :] - Gs[:, None], i[:, None] <= i[None, :])
-        dks = tl.dot((udo * upper * scale).to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
-        uz *= tl.where(i[:, None] == i[None, :], 0.0, upper) * -b[None, :]
-        dks = tl.dot(uz.to(DOT), ks, acc=dks, input_precision=PREC, out_dtype=ACC)
-        store_rows(dk + at_out, dks + b[:, None] * E, i, live, kk, H * K, K, BK)
+            if DECAY:
+                at_block = at_state + vv[:, None] * K + kk[None, :]
+                keep = (vv < V)[:, None] & (kk < K)[None, :]
+                ST = tl.load(states + at_block, mask=keep, other=0.0).to(ACC)
+                inner += tl.sum(ST * tl.load(dstates + at_block, mask=keep, other=0.0).to(ACC))
+        A = tl.where(upper & off, A * -b[None, :] * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
+        dks = tl.dot(A, ks, acc=dks, input_precision=PREC, out_dtype=ACC)
+        store_rows(dk + at_out, dks, i, live, kk, H * K, K, BK)
+        tl.store(dbeta + at_scalar, db, mask=i < live)
         if DECAY:
-            dG += b * kE - tl.sum(ks.to(ACC) * dks, 1)
+            # k . dk holds b k . E, the reader's part, with the wrong sign.
+            dG += 2 * b * kE - tl.sum(ks.to(ACC) * dks, 1)
             raw = tl.load(g + (first + i) * H + h, mask=i < live, other=0.0)
-            dgs = tl.where(raw < WEAKEST, 0.0, end + tl.cumsum(dG, reverse=True))
-            tl.store(dg + at_scalar, dgs, mask=i < live)
+            end += inner * weight(total, ACC)
+            tl.store(dg + at_scalar, tl.where(raw < WEAKEST, 0.0, end + tl.cumsum(dG, reverse=True)), mask=i < live)
 
 
 class Launch(NamedTuple):
@@ -543,25 +586,34 @@ class Plan(NamedTuple):
     gradients: Launch
 
 
+def precision(dtype: torch.dtype, K: int) -> str:
+    """Of the products. Twice as wide operands of tensor cores, and keys wider than 128, are too much for a chunk."""
+    return "ieee" if K > 128 else operands(dtype)[2]
+
+
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process.
 
-    No tile is narrower than 64: on Hopper, Triton up to 3.7 reads past the end of shared memory at a width of 32.
+    Where tensor cores serve, no tile is narrower than 64: on Hopper, Triton 3.6 and 3.7 read past the end of shared
+    memory at a width of 32. Keys wider than 128 and wide dtypes do without segments: `join` has no room for them.
     """
+    one, four, eight = Launch(1, 1), Launch(4, 1), Launch(8, 1)
     if dtype == torch.bfloat16:
-        if K <= 64:
-            return Plan(64, 64, 64, 264, Launch(1, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(8, 1))
+        if K <= 64 or (V <= 64 and K <= 128):
+            return Plan(64, 64, 64, 264, one, Launch(4, 2), Launch(4, 2), eight, four)
         if K <= 128:
-            return Plan(64, 64, 128, 264, Launch(1, 1), Launch(4, 2), Launch(4, 2), Launch(8, 1), Launch(8, 1))
-        return Plan(64, 64, 128, 1, Launch(1, 1), Launch(8, 1), Launch(8, 1), Launch(8, 1), Launch(8, 1))
-    return Plan(64, 64, 64, 264 if K <= 64 else 1, Launch(1, 1), *[Launch(8, 1)] * 4)
+            return Plan(64, 128, 64, 132, one, Launch(8, 2), Launch(8, 2), eight, four)
+        return Plan(64, 64, 64, 1, one, eight, eight, eight, four)
+    if precision(dtype, K) == "tf32":
+        return Plan(64, 64, 64, 1, one, eight, eight, eight, eight)
+    return Plan(32, 32, 32, 1, one, eight, eight, eight, eight)
 
 
 class Saved(NamedTuple):
     """What the backward reads besides the inputs."""
 
-    M: Tensor  # [rows, H, C]
-    G: Tensor  # [H, rows]
+    M: Tensor  # [B, T, H, C]
+    G: Tensor  # [B, H, T], log decays since the chunk began, in base 2
     starts: Tensor | None  # [slots, H, K, V], if sequences were cut
     transitions: Tensor | None  # [slots, H, K, K]
 
@@ -581,17 +633,25 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Saved]:
     """o and, if asked for, the final state. `length` is that of segments, a multiple of the chunk, for tests."""
     call = _Call(q, k, v, beta, log_decay, scale, cu_seqlens, how, length)
-    M, G = call.solve()
+    M, G, starts, transitions = saved = call.saved()
+    call.solve(M, G)
     initial = call.wide(initial_state)
     final = call.slots(call.cut.sequences, V=True) if output_final_state else None
-    starts, transitions = initial, None
-    if call.cut.inner:
-        starts, transitions = call.slots(call.cut.borders, V=True), call.slots(call.cut.borders, V=False)
+    if starts is not None and transitions is not None:
         call.forward(M, G, contributions=starts, transitions=transitions, outermost=final is not None)
         call.join(starts, transitions, initial, final, gradient=False)
     o = torch.empty_like(call.v)
-    call.forward(M, G, starts=starts, o=o, final=None if call.cut.inner else final)
-    return o.view(v.shape), final, Saved(M, G, starts if call.cut.inner else None, transitions)
+    call.forward(M, G, starts=initial if starts is None else starts, o=o, final=final if starts is None else None)
+    return o, final, saved
+
+
+def room(
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, output_final_state: bool
+) -> tuple[Tensor, Tensor | None, Saved]:
+    """What `forward` returns, not filled in."""
+    call = _Call(q, q, v, v.new_empty(v.shape[:3]), None, 1.0, cu_seqlens, None, None)
+    final = call.slots(call.cut.sequences, V=True) if output_final_state else None
+    return torch.empty_like(call.v), final, call.saved()
 
 
 def backward(
@@ -645,10 +705,12 @@ class _Call:
     ) -> None:
         (B, T, self.groups, self.K), (self.H, self.V) = q.shape, v.shape[2:]
         self.how = how or plan(q.dtype, self.K, self.V)
+        self.precision = precision(q.dtype, self.K)
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.dot = torch.bfloat16 if q.dtype == torch.bfloat16 else self.acc  # what the kernels keep for one another
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.beta = self.wide(beta)
+        self.sum = torch.float32 if sum_dtype(q.dtype) == tl.float32 else torch.float64
         self.g = self.wide(log_decay)
         self.scale, self.rows = scale, B * T
         self.BK = max(64, triton.next_power_of_2(self.K))
@@ -671,10 +733,16 @@ class _Call:
         u, z, S, dS = (self.q.new_empty(shape, dtype=self.dot) for shape in (values, values, states, states))
         return u, z, S, dS
 
-    def solve(self) -> tuple[Tensor, Tensor]:
-        M = self.q.new_empty((self.rows, self.H, self.how.C), dtype=self.dot)
-        G = self.q.new_empty((self.H, self.rows), dtype=self.acc)
-        precision = operands(self.q.dtype)[2]
+    def saved(self) -> Saved:
+        B, T = self.q.shape[:2]
+        M = self.q.new_empty((B, T, self.H, self.how.C), dtype=self.dot)
+        G = self.q.new_empty((B, self.H, T), dtype=self.sum)
+        if not self.cut.inner:
+            return Saved(M, G, None, None)
+        borders = self.cut.borders
+        return Saved(M, G, self.slots(borders, V=True), self.slots(borders, V=False))
+
+    def solve(self, M: Tensor, G: Tensor) -> None:
         self.launch(
             solve_kernel,
             self.how.solve,
@@ -683,9 +751,9 @@ class _Call:
             (self.k, self.beta, self.g, M, G),
             BK=min(self.BK, 64),
             DECAY=self.g is not None,
-            EXACT="tf32x3" if self.dot == torch.bfloat16 else precision,
+            SUM=sum_dtype(self.q.dtype),
+            EXACT="tf32x3" if self.dot == torch.bfloat16 else self.precision,
         )
-        return M, G
 
     def forward(
         self,
@@ -756,7 +824,6 @@ class _Call:
         self, borders: Tensor, transitions: Tensor, outer: Tensor | None, far: Tensor | None, *, gradient: bool
     ) -> None:
         BV = 64
-        precision = operands(self.q.dtype)[2]
         join_kernel[(self.cut.sequences * self.H * triton.cdiv(self.V, BV),)](
             borders,
             transitions,
@@ -774,7 +841,7 @@ class _Call:
             HAS_FAR=far is not None,
             PACKED=self.cut.table is not None,
             ACC=operands(self.q.dtype)[1],
-            EXACT="tf32x3" if self.dot == torch.bfloat16 else precision,
+            EXACT="tf32x3" if self.dot == torch.bfloat16 else self.precision,
             num_warps=self.how.join.num_warps,
             num_stages=self.how.join.num_stages,
         )
@@ -797,10 +864,11 @@ class _Call:
             keys,
             (self.q, self.k, self.v, self.beta, self.g, G, do, u, z, states, dstates, dq, dk, dv, dbeta, dg),
             sequences=self.sequences(self.chunks),
+            rows=self.rows,
             scale=self.scale,
             V=self.V,
             BK=self.how.BK,
-            BV=64,
+            BV=min(64, self.how.BV),
             DECAY=dg is not None,
         )
         if not alone:
@@ -823,11 +891,10 @@ class _Call:
     def launch(
         self, kernel: Any, launch: Launch, cut: Cut, columns: int, tensors: tuple[Tensor | None, ...], **flags: Any
     ) -> None:
-        dot, acc, precision = operands(self.q.dtype)
+        dot, acc, _ = operands(self.q.dtype)
         kernel[(cut.segments * self.H * columns,)](
             *tensors,
             table=cut.table,
-            rows=self.rows,
             T=cut.T,
             length=cut.length,
             P=cut.P,
@@ -838,7 +905,7 @@ class _Call:
             PACKED=cut.table is not None,
             DOT=dot,
             ACC=acc,
-            PREC=precision,
+            PREC=self.precision,
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
             **flags,
