@@ -189,7 +189,7 @@ def forward_kernel(
 ):
     segment, h, kb, vb = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV))
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if live > 0:
+    if (live > 0) | HAS_FINAL:  # an empty sequence hands its state on
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
@@ -262,7 +262,7 @@ def backward_kv_kernel(
     """Backwards over the chunks with dS in registers. dK is computed as dK^T, for which dS is a left operand."""
     segment, h, kb, vb = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV))
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if live > 0:
+    if (live > 0) | HAS_INITIAL:
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
@@ -432,11 +432,15 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
+    wide = Launch(64, 8, 2)
+    if dtype == torch.bfloat16 and max(K, V) > 64:
+        return Plan(128, 264, border=Launch(64, 8, 3), forward=wide, backward_kv=wide, backward_q=wide)
     if dtype == torch.bfloat16:
-        if max(K, V) <= 64:
-            return Plan(64, 264, Launch(64, 4, 3), Launch(64, 4, 3), Launch(64, 4, 2), Launch(64, 4, 2))
-        return Plan(128, 264, Launch(64, 8, 3), Launch(64, 8, 2), Launch(64, 8, 2), Launch(64, 8, 2))
-    return Plan(64, 264, Launch(32, 4, 1), Launch(32, 4, 1), Launch(32, 4, 1), Launch(32, 4, 1))
+        back = Launch(64, 4, 2)
+        return Plan(64, 264, border=Launch(64, 4, 3), forward=Launch(64, 4, 3), backward_kv=back, backward_q=back)
+    exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose chunks want more rows
+    other = Launch(16, 8, 1) if exact else Launch(32, 4, 1)
+    return Plan(64, 264, border=other, forward=other, backward_kv=other, backward_q=other)
 
 
 def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[Cut, tuple[int, int, int], torch.dtype]:
@@ -461,7 +465,7 @@ def forward(
     call = _Call(q, k, v, log_decay, scale, cu_seqlens, how, length)
     initial = None if initial_state is None else initial_state.to(call.acc).contiguous()
     final = call.state() if output_final_state else None
-    states = call.borders(k, v, initial, final, gradient=False) if call.cut.inner else None
+    states = call.borders(call.k, call.v, initial, final, gradient=False) if call.cut.inner else None
     o = call.parts(call.keys, v)
     start = initial if states is None else states
     call.launch(
@@ -496,7 +500,7 @@ def backward(
     dfinal = None if dfinal is None else dfinal.to(call.acc).contiguous()
     dinitial = None if initial is None else call.state()
     do = do.to(v.dtype).contiguous()
-    dstates = call.borders(q, do, dfinal, dinitial, gradient=True) if cut else None
+    dstates = call.borders(call.q, do, dfinal, dinitial, gradient=True) if cut else None
 
     dq, dk, dv = call.parts(call.values, q), call.parts(call.values, k), call.parts(call.keys, v)
     vdv, dg = (
@@ -584,8 +588,9 @@ class _Call:
         H, K, V = self.shape
         borders = x.new_empty((self.cut.borders, H, K, V), dtype=self.acc)
         totals = x.new_empty((self.cut.borders, H), dtype=self.acc)
-        tensors = (x.contiguous(), y, self.g, borders, totals)
-        self.launch(border_kernel, self.how.border, tensors, GRADIENT=gradient, OUTER=far is not None)
+        self.launch(
+            border_kernel, self.how.border, (x, y, self.g, borders, totals), GRADIENT=gradient, OUTER=far is not None
+        )
         BLOCK = 1024
         scan_kernel[(self.cut.sequences * H * triton.cdiv(K * V, BLOCK),)](
             borders,
