@@ -92,7 +92,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dg = nothing(q) if log_decay is None else log_decay.new_empty(log_decay.shape)
     dinitial = nothing(q) if initial_state is None else initial_state.new_empty(initial_state.shape)
-    return *(x.new_empty(x.shape) for x in (q, k, v, beta)), dg, dinitial
+    dq, dk, dv, dbeta = (x.new_empty(x.shape) for x in (q, k, v, beta))
+    return dq, dk, dv, dbeta, dg, dinitial
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

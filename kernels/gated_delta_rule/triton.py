@@ -685,7 +685,11 @@ def backward(
         ends = borders[1:]
     call.reverse(M, G, do, ends=ends, dinitial=None if transitions is not None else dinitial, z=z, dstates=dstates)
     dq, dk, dv, dbeta, dg = call.gradients(G, do, u, z, states, dstates)
-    return dq, dk, dv, dbeta, dg, dinitial
+    return dq, dk, dv, dbeta.to(beta.dtype), _like(dg, log_decay), _like(dinitial, initial_state)
+
+
+def _like(x: Tensor | None, original: Tensor | None) -> Tensor | None:
+    return None if x is None or original is None else x.to(original.dtype)
 
 
 class _Call:
