@@ -88,7 +88,7 @@ NAMES = ("q", "k", "v", "beta", "log_decay", "initial_state")
 
 def truth(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     """The recurrence in float64, sequence by sequence."""
-    leaf = {n: None if t is None else t.double().requires_grad_() for n, t in x.items()}
+    leaf: dict[str, Any] = {n: None if t is None else t.double().requires_grad_() for n, t in x.items()}
     bounds = case.cu_seqlens or (0, case.T)
     os, states = [], []
     for n, (begin, end) in enumerate(pairwise(bounds)):
@@ -115,7 +115,7 @@ def kernels(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     """Fresh memory is full of NaN, so that an element nobody writes is seen."""
     how, length = SMALL._replace(C=case.C), case.length or case.T
     cu = None if case.cu_seqlens is None else torch.tensor(case.cu_seqlens, device=DEVICE)
-    given = (*(x[n] for n in NAMES[:-1]), 0.3, x["initial_state"], cu)
+    given: tuple[Any, ...] = (*(x[n] for n in NAMES[:-1]), 0.3, x["initial_state"], cu)
     torch.use_deterministic_algorithms(True)
     try:
         o, state, saved = triton.forward(*given, case.final, how, length)
