@@ -134,7 +134,7 @@ def doctor(results: Results = RESULTS, as_json: AsJson = False) -> None:
 
 @bench.command()
 def data(
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
     rows: Annotated[int, typer.Option(min=1, help="Rows that ours draws.")] = 100_000,
     loop_rows: Annotated[int, typer.Option(min=1, help="Rows that the loop draws.")] = 1_000,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the record to this file, as JSON.")] = None,

@@ -36,7 +36,7 @@ def run(
     ] = "cached",
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Stop after so long: 8h, 45m. Exit 75.")] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure; show tracebacks.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train what is missing from the results, then print the table.
