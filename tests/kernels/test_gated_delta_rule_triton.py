@@ -115,7 +115,7 @@ def kernels(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     """Fresh memory is full of NaN, so that an element nobody writes is seen."""
     how, length = SMALL._replace(C=case.C), case.length or case.T
     cu = None if case.cu_seqlens is None else torch.tensor(case.cu_seqlens, device=DEVICE)
-    given: tuple[Any, ...] = (*(x[n] for n in NAMES[:-1]), 0.3, x["initial_state"], cu)
+    given = [*(x[n] for n in NAMES[:-1]), 0.3, x["initial_state"], cu]
     torch.use_deterministic_algorithms(True)
     try:
         o, state, saved = triton.forward(*given, case.final, how, length)
