@@ -94,9 +94,9 @@ def truth(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     for n, (begin, end) in enumerate(pairwise(bounds)):
         first = leaf["initial_state"]
         first = first[n : n + 1] if case.cu_seqlens and first is not None else first
-        tokens = [None if leaf[m] is None else leaf[m][:, begin:end] for m in NAMES[:-1]]
+        tokens = {m: None if leaf[m] is None else leaf[m][:, begin:end] for m in NAMES[:-1]}
         if end > begin:
-            o, state = reference.gated_delta_rule(*tokens, 0.3, first)
+            o, state = reference.gated_delta_rule(**tokens, scale=0.3, initial_state=first)
             os.append(o)
         else:
             state = leaf["v"].new_zeros(1, case.heads[1], *case.dims) if first is None else first
@@ -115,11 +115,11 @@ def kernels(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     """Fresh memory is full of NaN, so that an element nobody writes is seen."""
     how, length = SMALL._replace(C=case.C), case.length or case.T
     cu = None if case.cu_seqlens is None else torch.tensor(case.cu_seqlens, device=DEVICE)
-    given = [*(x[n] for n in NAMES[:-1]), 0.3, x["initial_state"], cu]
+    given: dict[str, Any] = {n: x[n] for n in NAMES} | {"scale": 0.3, "cu_seqlens": cu, "how": how, "length": length}
     torch.use_deterministic_algorithms(True)
     try:
-        o, state, saved = triton.forward(*given, case.final, how, length)
-        grads = triton.backward(*given, saved, x["do"], x["dstate"], how, length)
+        o, state, saved = triton.forward(**given, output_final_state=case.final)
+        grads = triton.backward(**given, saved=saved, do=x["do"], dfinal=x["dstate"])
     finally:
         torch.use_deterministic_algorithms(False)
     found = {"o": o} | ({} if state is None else {"state": state})
