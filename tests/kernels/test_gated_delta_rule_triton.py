@@ -94,7 +94,7 @@ def truth(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     for n, (begin, end) in enumerate(pairwise(bounds)):
         first = leaf["initial_state"]
         first = first[n : n + 1] if case.cu_seqlens and first is not None else first
-        tokens = {m: None if leaf[m] is None else leaf[m][:, begin:end] for m in NAMES[:-1]}
+        tokens: dict[str, Any] = {m: None if leaf[m] is None else leaf[m][:, begin:end] for m in NAMES[:-1]}
         if end > begin:
             o, state = reference.gated_delta_rule(**tokens, scale=0.3, initial_state=first)
             os.append(o)
