@@ -7,8 +7,16 @@ from mixassay.spec import plain
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """`seq_len=64 num_kv=4`, paths cut to their last part."""
-    return " ".join(f"{short(path)}={plain(value)}" for path, value in values.items())
+    """`mixer=mamba2 (d_state=16) num_kv=4`, paths cut to their last part."""
+    return " ".join(f"{short(path)}={named(value)}" for path, value in values.items())
+
+
+def named(value: Any) -> str:
+    """`mamba2 (d_state=16)` for a mapping with a name, any other value as in YAML."""
+    if not isinstance(value, Mapping) or "name" not in value:
+        return plain(value)
+    args = " ".join(f"{key}={plain(arg)}" for key, arg in value.items() if key != "name")
+    return f"{value['name']} ({args})" if args else str(value["name"])
 
 
 def short(path: str) -> str:
