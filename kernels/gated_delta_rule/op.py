@@ -52,7 +52,7 @@ def gated_delta_rule(
     axes.check_groups("q", "v")
     axes.check_positive("T", q.shape[1])
     axes.check_positive("chunk_size", chunk_size)
-    chosen = resolve("gated_delta_rule", backend, against_triton="it has no Triton kernel")
+    chosen = resolve("gated_delta_rule", backend, against_triton="its Triton kernel is not connected yet")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     dtype, out = accumulator(q, k, v, beta, log_decay, initial_state), v.dtype
     state: Tensor | None

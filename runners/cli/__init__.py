@@ -29,7 +29,9 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Values set over the file's: train.steps=100", show_default=False),
 ]
 Only = Annotated[str | None, typer.Option(metavar="CONDITIONS", help="These cells only: mixer=gla,task.num_kv=[4, 8]")]
-Seeds = Annotated[str | None, typer.Option("--seeds", metavar="SEEDS", help="These seeds instead of the file's: 0-4 or [0, 7]")]
+Seeds = Annotated[
+    str | None, typer.Option("--seeds", metavar="SEEDS", help="These seeds instead of the file's: 0-4 or [0, 7]")
+]
 Results = Annotated[Path, typer.Option(metavar="DIR", help="Where results are kept.", envvar="MIXASSAY_RESULTS")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 
