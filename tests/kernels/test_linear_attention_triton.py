@@ -73,13 +73,14 @@ def inputs(case: Case, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
 
 def truth(x: dict[str, Any], case: Case, scale: float) -> dict[str, Tensor]:
     """The recurrence in float64, sequence by sequence."""
-    leaf = {n: None if t is None else t.detach().double().requires_grad_() for n, t in x.items()}
+    leaf: dict[str, Any] = {n: None if t is None else t.detach().double().requires_grad_() for n, t in x.items()}
     N = len(case.cu_seqlens) - 1 if case.cu_seqlens else 1
     os, states = [], []
     for n in range(N):
         part = slice(*case.cu_seqlens[n : n + 2]) if case.cu_seqlens else slice(None)
         state = leaf["initial_state"] if leaf["initial_state"] is None or N == 1 else leaf["initial_state"][n : n + 1]
-        q, k, v, g = (None if (t := leaf[m]) is None else t[:, part] for m in ("q", "k", "v", "log_decay"))
+        q, k, v = (leaf[m][:, part] for m in ("q", "k", "v"))
+        g = None if leaf["log_decay"] is None else leaf["log_decay"][:, part]
         if q.shape[1]:
             o, state = reference.linear_attention(q, k, v, g, scale, state)
             os.append(o)
@@ -89,7 +90,8 @@ def truth(x: dict[str, Any], case: Case, scale: float) -> dict[str, Tensor]:
     if leaf["dstate"] is not None:
         loss = loss + (state * leaf["dstate"].detach()).sum()
     names = [n for n in ("q", "k", "v", "log_decay", "initial_state") if leaf[n] is not None]
-    grads = torch.autograd.grad(loss, [leaf[n] for n in names], allow_unused=True)
+    wanted: list[Tensor] = [leaf[n] for n in names]
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True)
     found = {f"d{n}": torch.zeros_like(leaf[n]) if g is None else g for n, g in zip(names, grads, strict=True)}
     return {"o": o.detach(), "state": state.detach(), **found}
 
