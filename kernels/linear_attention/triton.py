@@ -432,12 +432,12 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    wide = Launch(64, 8, 2)
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(128, 264, border=Launch(64, 8, 3), forward=wide, backward_kv=wide, backward_q=wide)
+        back = Launch(64, 8, 1)  # a second stage would spill more than it hides
+        return Plan(128, 264, border=Launch(64, 4, 3), forward=Launch(128, 8, 2), backward_kv=back, backward_q=back)
     if dtype == torch.bfloat16:
         back = Launch(64, 4, 2)
-        return Plan(64, 264, border=Launch(64, 4, 3), forward=Launch(64, 4, 3), backward_kv=back, backward_q=back)
+        return Plan(64, 264, border=Launch(128, 4, 3), forward=Launch(64, 4, 3), backward_kv=back, backward_q=back)
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose chunks want more rows
     other = Launch(16, 8, 1) if exact else Launch(32, 4, 1)
     return Plan(64, 264, border=other, forward=other, backward_kv=other, backward_q=other)
