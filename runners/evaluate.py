@@ -62,7 +62,8 @@ def evaluate(stack: Stack, asked: list[Questions], split: Split, rows: list[int]
 def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[list[float], list[float], int]:
     """Right answers and summed loss of each model, and the number of scored positions."""
     (N, Q), M = asked.labels.shape, len(rows)
-    batch = max(1, LOGITS_AT_ONCE // (M * max(Q * vocab_size, asked.tokens.shape[1] * 64)))
+    logits_of_row, activations_of_row = Q * vocab_size, asked.tokens.shape[1] * 64  # few labels: the body is larger
+    batch = max(1, LOGITS_AT_ONCE // (M * max(logits_of_row, activations_of_row)))
     hits = stack.params.new_zeros(M, dtype=torch.int64)
     loss = stack.params.new_zeros(M, dtype=torch.float64)
     for start in range(0, N, batch):

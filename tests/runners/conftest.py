@@ -15,16 +15,7 @@ from mixassay.record import RunRecord
 from mixassay.runners import cli
 from mixassay.runners.store import Store
 
-TINY = """\
-version: 1
-name: tiny
-task: {name: mqar, vocab_size: 64, seq_len: 16, num_kv: 2, train_examples: 256, valid_examples: 32, test_examples: 32}
-model: {n_layers: 1, d_model: 8}
-train: {epochs: 2, batch_size: 32, lr: 1e-2}
-mixer: attention
-seeds: [0, 1]
-run: {slots: 1}
-"""
+TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
 
 @dataclass

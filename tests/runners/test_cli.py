@@ -12,18 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mixassay.record import RunRecord
-
-TINY = """\
-version: 1
-name: tiny
-task: {name: mqar, vocab_size: 64, seq_len: 16, num_kv: 2, train_examples: 256, valid_examples: 32, test_examples: 32}
-model: {n_layers: 1, d_model: 8}
-train: {epochs: 2, batch_size: 32, lr: 1e-2}
-mixer: attention
-seeds: [0, 1]
-run: {slots: 1}
-"""
+TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
 NAN = """\
 import torch
@@ -38,13 +27,6 @@ class Broken(Mixer):
     def forward(self, x):
         return x * self.gain * float("nan")
 """
-
-
-def store(place: Any, records: list[RunRecord], name: str = "a.jsonl") -> Path:
-    folder = place.folder / "results/tiny/0123456789ab/00000000"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(b"".join(record.line() for record in records))
-    return folder / name
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +120,10 @@ def test_results_that_cannot_be_written(place: Any) -> None:
 
 
 def test_records_of_a_newer_schema_are_refused_by_name(place: Any, make_record: Any) -> None:
-    path = store(place, [make_record()])
-    path.write_text(path.read_text() + json.dumps({"v": 99, "key": "x"}) + "\n")
-    before = path.read_bytes()
+    path = place.folder / "results/tiny/0123456789ab/00000000/a.jsonl"
+    path.parent.mkdir(parents=True)
+    before = make_record().line() + json.dumps({"v": 99, "key": "x"}).encode() + b"\n"
+    path.write_bytes(before)
     for verb in ("report", "run"):
         said = place.run(verb, place.write(TINY))
         assert said.code == 2

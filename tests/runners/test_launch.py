@@ -12,16 +12,7 @@ from typing import Any
 
 import pytest
 
-TINY = """\
-version: 1
-name: tiny
-task: {name: mqar, vocab_size: 64, seq_len: 16, num_kv: 2, train_examples: 256, valid_examples: 32, test_examples: 32}
-model: {n_layers: 1, d_model: 8}
-train: {epochs: 2, batch_size: 32, lr: 1e-2}
-mixer: attention
-seeds: [0, 1]
-run: {slots: 1}
-"""
+TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
 WITH_PLUGIN = TINY + "plugins: [mine.py]\nsweep: {grid: {mixer: [mine, attention]}}\n"
 
