@@ -1,5 +1,5 @@
-"""One folder per operator: `reference.py` (the definition), `chunked.py` or `parallel.py` (torch), `op.py` (the public
-functions).
+"""One folder per operator: `reference.py` (the definition), `chunked.py` or `parallel.py` (torch), `triton.py` and
+`registered.py` (kernels, and they as torch operators), `op.py` (the public functions).
 
 This module only decides which of an operator's implementations serves a call. Order: the call's `backend=`
 argument, a surrounding `use_backend(...)`, the variable `MIXASSAY_BACKEND`, then `auto`.
@@ -33,16 +33,21 @@ def resolve(op: str, backend: str | None, *, against_triton: str | None) -> str:
     """`reference`, `torch` or `triton` for this call.
 
     `against_triton` is the reason why Triton cannot serve it, or None. A backend that was asked for and cannot serve
-    raises UserError with that reason; only `auto` may choose.
+    raises UserError with that reason; only `auto` may choose. It never chooses Triton's interpreter.
     """
     asked = backend or _surrounding.get() or os.environ.get("MIXASSAY_BACKEND") or "auto"
     _known(asked, op)
     if asked == "triton" and against_triton:
         raise UserError(f'{op}: backend "triton" cannot serve this call: {against_triton}. Use "torch" or "auto".')
     if asked == "auto":
-        asked = "torch" if against_triton else "triton"
+        asked = "torch" if against_triton or interpreted() else "triton"
         _say_once(op, asked, against_triton)
     return asked
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter: on a CPU, exactly as written and very slowly, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _known(name: str, where: str) -> str:

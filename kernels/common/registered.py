@@ -1,22 +1,33 @@
 """For kernels registered as torch operators: who may call them, absent results, vmap by joining the batch."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mixassay.kernels import interpreted
 
-def against_triton(x: Tensor) -> str | None:
-    """Why Triton kernels cannot serve tensors like x, or None."""
-    if x.device.type != "cuda":
-        return f"its tensors are on {x.device.type}, not on a CUDA device"
-    if x.dtype == torch.float64:
-        return "it has no float64 kernels"
+
+def against_triton(*tensors: Tensor | None) -> str | None:
+    """Why Triton kernels cannot serve these tensors, or None. Triton's interpreter serves all of them."""
+    given = [x for x in tensors if x is not None]
     if find_spec("triton") is None:
         return "the package triton is not installed"
+    if interpreted():
+        return None
+    if away := [x for x in given if x.device.type != "cuda"]:
+        return f"its tensors are on {away[0].device.type}, not on a CUDA device"
+    if any(x.dtype == torch.float64 for x in given):
+        return "it has no float64 kernels"
     return None
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever its tensors are on."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def operand_dtype(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:

@@ -1,11 +1,14 @@
 """The gated delta rule: the public functions."""
 
 import math
+from typing import Any
 
 from torch import Tensor
 
 from mixassay.kernels import resolve
 from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.registered import against_triton
+from mixassay.kernels.common.sequences import check_sequences, each_sequence, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.gated_delta_rule import chunked, reference
 
@@ -21,6 +24,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     chunk_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (Schlag et al. 2021; Yang et al. 2024), with log_decay Gated DeltaNet's (Yang et al. 2025).
@@ -35,38 +39,38 @@ def gated_delta_rule(
     scale           None: K**-0.5, as in every operator of this package
     initial_state   [B, H, K, V]; None: zeros
     chunk_size      tokens in a chunk of the torch form: changes the speed, not the result; None: chosen from T
+    cu_seqlens      int64 [N + 1], for N sequences packed into one row (B = 1): sequence n is the tokens cu_seqlens[n]
+                    ... cu_seqlens[n + 1] - 1, possibly none. There are N states instead of B
     returns         o [B, T, H, V] in v's dtype, and the final state [B, H, K, V] or None
 
     Sums and states are float32, or float64 if an input is. Raises UserError for shapes that do not fit together and
-    for a backend that cannot serve.
+    for a backend that cannot serve. On a GPU the Triton kernels multiply in the dtype of q, k and v, or autocast's.
     """
-    axes = Axes("gated_delta_rule")
-    axes.check("q", q, "BTGK")
-    axes.check("k", k, "BTGK")
-    axes.check("v", v, "BTHV")
-    axes.check("beta", beta, "BTH")
-    if log_decay is not None:
-        axes.check("log_decay", log_decay, "BTH")
-    if initial_state is not None:
-        axes.check("initial_state", initial_state, "BHKV")
-    axes.check_groups("q", "v")
-    axes.check_positive("T", q.shape[1])
-    axes.check_positive("chunk_size", chunk_size)
-    chosen = resolve("gated_delta_rule", backend, against_triton="its Triton kernel is not connected yet")
+    others: dict[str, tuple[Tensor | None, str]] = {"beta": (beta, "BTH"), "log_decay": (log_decay, "BTH")}
+    check_sequences(Axes("gated_delta_rule"), q, k, v, others, initial_state, chunk_size, cu_seqlens)
+    against = against_triton(q, k, v, beta, log_decay, initial_state) or wide_heads(q, v)
+    chosen = resolve("gated_delta_rule", backend, against_triton=against)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    dtype, out = accumulator(q, k, v, beta, log_decay, initial_state), v.dtype
-    state: Tensor | None
-    with no_autocast(q):
-        q, k, v, beta = q.to(dtype), k.to(dtype), v.to(dtype), beta.to(dtype)
-        log_decay = None if log_decay is None else log_decay.to(dtype)
-        initial_state = None if initial_state is None else initial_state.to(dtype)
+    if chosen == "triton":
+        from mixassay.kernels.gated_delta_rule import registered  # the package triton may not be there
+
+        return registered.gated_delta_rule(
+            q, k, v, beta, log_decay, scale, initial_state, cu_seqlens, output_final_state
+        )
+
+    def form(
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         if chosen == "reference":
-            o, state = reference.gated_delta_rule(q, k, v, beta, log_decay, scale, initial_state)
-        else:
-            o, state = chunked.gated_delta_rule(
-                q, k, v, beta, log_decay, scale, initial_state, chunk_size, output_final_state
-            )
-    return o.to(out), state if output_final_state else None
+            return reference.gated_delta_rule(q, k, v, beta, log_decay, scale, state)
+        return chunked.gated_delta_rule(q, k, v, beta, log_decay, scale, state, chunk_size, output_final_state)
+
+    dtype = accumulator(q, k, v, beta, log_decay, initial_state)
+    with no_autocast(q):
+        tokens: tuple[Any, ...] = tuple(None if x is None else x.to(dtype) for x in (q, k, v, beta, log_decay))
+        start = None if initial_state is None else initial_state.to(dtype)
+        o, state = form(*tokens, state=start) if cu_seqlens is None else each_sequence(form, cu_seqlens, tokens, start)
+    return o.to(v.dtype), state if output_final_state else None
 
 
 def gated_delta_rule_step(

@@ -8,9 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, looped, nothing, present, unfolded
+from mixassay.kernels.common.registered import folded, looped, nothing, on_device, operand_dtype, present, unfolded
 from mixassay.kernels.common.triton import segment_length
 from mixassay.kernels.gated_delta_rule import triton
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    output_final_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    dtype = operand_dtype(q, k, v)
+    o, final, *_ = forward(
+        q.to(dtype), k.to(dtype), v.to(dtype), beta, log_decay, initial_state, cu_seqlens, scale, output_final_state
+    )
+    return o.to(v.dtype), final if output_final_state else None
 
 
 @torch.library.custom_op("mixassay::gated_delta_rule", mutates_args=())
@@ -26,7 +44,9 @@ def forward(
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o, the final state, and what the backward needs (`triton.Saved`)."""
-    return _tensors(q, *triton.forward(q, k, v, beta, log_decay, scale, initial_state, cu_seqlens, output_final_state))
+    with on_device(q):
+        made = triton.forward(q, k, v, beta, log_decay, scale, initial_state, cu_seqlens, output_final_state)
+    return _tensors(q, *made)
 
 
 @torch.library.custom_op("mixassay::gated_delta_rule_backward", mutates_args=())
@@ -52,9 +72,10 @@ def backward(
     if cu_seqlens is None:
         length = segment_length(T, starts.shape[0] // B - 1 if starts.numel() else 1)
     saved = triton.Saved(M, G, present(starts), present(transitions))
-    dq, dk, dv, dbeta, dg, dinitial = triton.backward(
-        q, k, v, beta, log_decay, scale, initial_state, cu_seqlens, saved, do, dfinal, length=length
-    )
+    with on_device(q):
+        dq, dk, dv, dbeta, dg, dinitial = triton.backward(
+            q, k, v, beta, log_decay, scale, initial_state, cu_seqlens, saved, do, dfinal, length=length
+        )
     return dq, dk, dv, dbeta, nothing(q) if dg is None else dg, nothing(q) if dinitial is None else dinitial
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, looped, nothing, operand_dtype, present, unfolded
+from mixassay.kernels.common.registered import folded, looped, nothing, on_device, operand_dtype, present, unfolded
 from mixassay.kernels.common.triton import segment_length
 from mixassay.kernels.linear_attention import triton
 
@@ -42,7 +42,8 @@ def forward(
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o, the final state, and the states at the borders of segments for the backward."""
-    o, final, states = triton.forward(q, k, v, log_decay, scale, initial_state, cu_seqlens, output_final_state)
+    with on_device(q):
+        o, final, states = triton.forward(q, k, v, log_decay, scale, initial_state, cu_seqlens, output_final_state)
     return o, nothing(q) if final is None else final, nothing(q) if states is None else states
 
 
@@ -64,9 +65,10 @@ def backward(
     length = None
     if cu_seqlens is None:
         length = segment_length(T, states.shape[0] // B - 1 if states.numel() else 1)
-    dq, dk, dv, dg, dinitial = triton.backward(
-        q, k, v, log_decay, scale, initial_state, cu_seqlens, present(states), do, dfinal, length=length
-    )
+    with on_device(q):
+        dq, dk, dv, dg, dinitial = triton.backward(
+            q, k, v, log_decay, scale, initial_state, cu_seqlens, present(states), do, dfinal, length=length
+        )
     return dq, dk, dv, nothing(q) if dg is None else dg, nothing(q) if dinitial is None else dinitial
 
 

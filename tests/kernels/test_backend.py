@@ -6,6 +6,8 @@ import torch
 from mixassay.errors import UserError
 from mixassay.kernels import resolve, use_backend
 from mixassay.kernels.causal_conv import causal_conv
+from mixassay.kernels.gated_delta_rule import gated_delta_rule
+from mixassay.kernels.linear_attention import linear_attention
 
 
 def test_the_nearest_choice_wins(monkeypatch):
@@ -22,9 +24,29 @@ def test_the_nearest_choice_wins(monkeypatch):
     assert choose() == "reference"
 
 
-def test_auto_takes_triton_where_nothing_speaks_against_it():
+def test_auto_takes_triton_where_nothing_speaks_against_it(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert resolve("op", "auto", against_triton=None) == "triton"
     assert resolve("op", "triton", against_triton=None) == "triton"
+
+
+def test_auto_never_takes_the_interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert resolve("op", "auto", against_triton=None) == "torch"
+    assert resolve("op", "triton", against_triton=None) == "triton"
+
+
+@pytest.mark.parametrize("op", [linear_attention, lambda *qkv, **kw: gated_delta_rule(*qkv, torch.ones(1, 3, 1), **kw)])
+def test_triton_says_why_it_cannot_serve(monkeypatch, op):
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x = torch.zeros(1, 3, 1, 4)
+    with pytest.raises(UserError, match="cannot serve this call: its tensors are on cpu, not on a CUDA device"):
+        op(x, x, x, backend="triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    wide = torch.zeros(1, 3, 1, 300)
+    with pytest.raises(UserError, match="its heads are K = 300 and V = 4 wide, more than 256"):
+        op(wide, wide, x, backend="triton")
 
 
 def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
