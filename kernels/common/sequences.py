@@ -52,19 +52,21 @@ def _check_packed(axes: Axes, cu_seqlens: Tensor, q: Tensor) -> None:
         return
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == T) & (cu_seqlens.diff() >= 0).all()
     if cu_seqlens.is_cuda:
-        torch._assert_async(right, f"{axes.op}: cu_seqlens must start at 0, never fall and end at T = {T}")
+        torch.ops.aten._assert_async.msg(right, f"{axes.op}: cu_seqlens must start at 0, never fall and end at T = {T}")
     elif not right:
         axes.fail(f"cu_seqlens is {cu_seqlens.tolist()}, expected to start at 0, never to fall and to end at T = {T}")
 
 
 def each_sequence(
     form: Callable[..., tuple[Tensor, Tensor | None]],
-    cu_seqlens: Tensor,
+    cu_seqlens: Tensor | None,
     tokens: tuple[Tensor | None, ...],
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """`form(*tokens, state) -> o, state` on one packed sequence after the other, tokens being q, k, v and more. An
-    empty sequence hands on its state."""
+    empty sequence hands on its state. Without `cu_seqlens` all is one call."""
+    if cu_seqlens is None:
+        return form(*tokens, state)
     os, states = [], []
     for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
         last: Tensor | None = None if state is None else state[n : n + 1]

@@ -1,7 +1,6 @@
 """The gated delta rule: the public functions."""
 
 import math
-from typing import Any
 
 from torch import Tensor
 
@@ -67,9 +66,9 @@ def gated_delta_rule(
 
     dtype = accumulator(q, k, v, beta, log_decay, initial_state)
     with no_autocast(q):
-        tokens: tuple[Any, ...] = tuple(None if x is None else x.to(dtype) for x in (q, k, v, beta, log_decay))
+        tokens = tuple(None if x is None else x.to(dtype) for x in (q, k, v, beta, log_decay))
         start = None if initial_state is None else initial_state.to(dtype)
-        o, state = form(*tokens, state=start) if cu_seqlens is None else each_sequence(form, cu_seqlens, tokens, start)
+        o, state = each_sequence(form, cu_seqlens, tokens, start)
     return o.to(v.dtype), state if output_final_state else None
 
 
