@@ -1,0 +1,225 @@
+"""A linear head and its cross-entropy in Triton, for a stack of M models; equations and the plan are in README.md.
+
+Logits are held in base 2: l log2(e), so that exp2 serves.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def rows_kernel(
+    h,  # [M, R, D]
+    weight,  # [M, V, D]
+    labels,  # [M, R]
+    loss,  # [M, R]
+    lse,  # [M, R], base 2
+    dh,  # [M, R, D], for a gradient of 1
+    right,  # [M, R], whether the label is the likeliest word
+    R,
+    V,
+    ignore,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BR: tl.constexpr,
+    BV: tl.constexpr,
+    GRADIENT: tl.constexpr,  # else score
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(R, BR)
+    m, first = index // blocks, (index % blocks) * BR
+    r, d, w = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
+    live = R - first
+    at = m * R + first
+    hs = load_rows(h + at * D, r, live, d, D, D, BD).to(DOT)
+    y = tl.load(labels + at + r, mask=r < live, other=ignore)
+    labelled = y != ignore
+    y = tl.where(labelled, y, 0)
+    words = weight + m * V * D
+    top = tl.full([BR], float("-inf"), dtype=ACC)
+    total = tl.zeros([BR], dtype=ACC)
+    best = tl.zeros([BR], dtype=tl.int32)
+    mean = tl.zeros([BR, BD], dtype=ACC)  # sum_v e^{l_v - top} E_v
+    own = tl.zeros([BR], dtype=ACC)  # the label's logit
+    for start in range(0, V, BV):
+        es = load_rows(words + start * D, w, V - start, d, D, D, BD).to(DOT)
+        logits = tl.dot(hs, tl.trans(es), input_precision=PREC, out_dtype=ACC) * LOG2_E
+        logits = tl.where((w < V - start)[None, :], logits, float("-inf"))
+        own += tl.sum(tl.where((w + start)[None, :] == y[:, None], logits, 0.0), 1)
+        if GRADIENT:
+            higher = tl.maximum(top, tl.max(logits, 1))
+        else:
+            block, place = tl.max(logits, 1, return_indices=True, return_indices_tie_break_left=True)
+            best = tl.where(block > top, place + start, best)
+            higher = tl.maximum(top, block)
+        p = tl.exp2(logits - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(p, 1)
+        if GRADIENT:
+            mean = tl.dot(p.to(DOT), es, acc=mean * shrink[:, None], input_precision=PREC, out_dtype=ACC)
+        top = higher
+    log_total = top + tl.log2(total)
+    tl.store(loss + at + r, tl.where(labelled, (log_total - own) * LN_2, 0.0), mask=r < live)
+    if GRADIENT:
+        tl.store(lse + at + r, log_total, mask=r < live)
+        ey = tl.load(
+            words + y[:, None] * D + d[None, :], mask=(labelled & (r < live))[:, None] & (d < D)[None, :], other=0.0
+        )
+        dhs = tl.where(labelled[:, None], mean / total[:, None] - ey.to(ACC), 0.0)
+        store_rows(dh + at * D, dhs, r, live, d, D, D, BD)
+    else:
+        tl.store(right + at + r, labelled & (best == y), mask=r < live)
+
+
+@triton.jit
+def words_kernel(
+    h,
+    weight,
+    labels,
+    lse,
+    dloss,  # [M, R]
+    dweight,  # [M, splits, V, D]
+    R,
+    V,
+    length,  # rows of a split, a multiple of BR
+    splits,
+    ignore,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BR: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    split, index = index % splits, index // splits
+    blocks = tl.cdiv(V, BV)
+    m, first = index // blocks, (index % blocks) * BV
+    r, d, w = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
+    es = load_rows(weight + (m * V + first) * D, w, V - first, d, D, D, BD).to(DOT)
+    des = tl.zeros([BV, BD], dtype=ACC)
+    begin = split * length
+    for start in range(begin, tl.minimum(begin + length, R), BR):
+        at = m * R + start
+        live = R - start
+        hs = load_rows(h + at * D, r, live, d, D, D, BD).to(DOT)
+        y = tl.load(labels + at + r, mask=r < live, other=ignore)
+        # A row without a label has no gradient, and one past the end no lse.
+        log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
+        scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
+        logits = tl.dot(es, tl.trans(hs), input_precision=PREC, out_dtype=ACC) * LOG2_E  # [v, r]
+        p = tl.exp2(logits - log_total[None, :]) - tl.where((w + first)[:, None] == y[None, :], 1.0, 0.0)
+        des = tl.dot((p * scale[None, :]).to(DOT), hs, acc=des, input_precision=PREC, out_dtype=ACC)
+    store_rows(dweight + ((m * splits + split) * V + first) * D, des, w, V - first, d, D, D, BD)
+
+
+class Launch(NamedTuple):
+    BR: int  # rows
+    BV: int  # words
+    num_warps: int
+    num_stages: int
+
+
+class Plan(NamedTuple):
+    """A fixed table, not a search: the same call sums in the same order in every process."""
+
+    rows: Launch
+    words: Launch
+    programs: int  # split the rows of `words` until there are about as many programs
+
+
+def plan(dtype: torch.dtype, D: int) -> Plan:
+    if dtype == torch.bfloat16 and D <= 64:
+        return Plan(Launch(128, 64, 4, 3), Launch(64, 128, 4, 3), 264)
+    if dtype == torch.bfloat16:
+        return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
+    if operands(dtype)[2] == "tf32":
+        return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
+    return Plan(Launch(32, 32, 4, 1), Launch(32, 32, 4, 1), 264)
+
+
+def rows(
+    h: Tensor, weight: Tensor, labels: Tensor, ignore: int, gradient: bool, how: Plan | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """loss [M, R], then lse and the gradient of h (for a gradient of 1), or whether rows are right and nothing."""
+    (M, R, D), V = h.shape, weight.shape[1]
+    launch = (how or plan(h.dtype, D)).rows
+    dot, acc, precision = operands(h.dtype)
+    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    loss = h.new_empty((M, R), dtype=wide)
+    lse = h.new_empty((M, R) if gradient else (0,), dtype=wide)
+    dh = torch.empty_like(h) if gradient else h.new_empty((0,))
+    right = h.new_empty((0,) if gradient else (M, R), dtype=torch.bool)
+    rows_kernel[(M * triton.cdiv(R, launch.BR),)](
+        h,
+        weight,
+        labels,
+        loss,
+        lse,
+        dh,
+        right,
+        R,
+        V,
+        ignore,
+        D=D,
+        BD=max(16, triton.next_power_of_2(D)),
+        BR=launch.BR,
+        BV=launch.BV,
+        GRADIENT=gradient,
+        DOT=dot,
+        ACC=acc,
+        PREC=precision,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return (loss, lse, dh) if gradient else (loss, right, dh)
+
+
+def words(
+    h: Tensor, weight: Tensor, labels: Tensor, lse: Tensor, dloss: Tensor, ignore: int, how: Plan | None = None
+) -> Tensor:
+    """The gradient of weight."""
+    (M, R, D), V = h.shape, weight.shape[1]
+    how = how or plan(h.dtype, D)
+    launch = how.words
+    dot, acc, precision = operands(h.dtype)
+    blocks = M * triton.cdiv(V, launch.BV)
+    splits = max(1, min(how.programs // blocks, triton.cdiv(R, 8 * launch.BR)))
+    length = triton.cdiv(triton.cdiv(R, splits), launch.BR) * launch.BR
+    splits = triton.cdiv(R, length)
+    parts = h.new_empty((M, splits, V, D), dtype=lse.dtype if splits > 1 else weight.dtype)
+    words_kernel[(blocks * splits,)](
+        h,
+        weight,
+        labels,
+        lse,
+        dloss,
+        parts,
+        R,
+        V,
+        length,
+        splits,
+        ignore,
+        D=D,
+        BD=max(16, triton.next_power_of_2(D)),
+        BR=launch.BR,
+        BV=launch.BV,
+        DOT=dot,
+        ACC=acc,
+        PREC=precision,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return parts[:, 0] if splits == 1 else parts.sum(1).to(weight.dtype)
