@@ -30,7 +30,7 @@ def check_sequences(
         if x is not None:
             axes.check(name, x, letters)
     if cu_seqlens is not None:
-        _check_packed(axes, cu_seqlens, q)
+        check_packed(axes, cu_seqlens, "q", q)
     if initial_state is not None:
         axes.check("initial_state", initial_state, "BHKV" if cu_seqlens is None else "NHKV")
     axes.check_groups("q", "v")
@@ -38,15 +38,16 @@ def check_sequences(
     axes.check_positive("chunk_size", chunk_size)
 
 
-def _check_packed(axes: Axes, cu_seqlens: Tensor, q: Tensor) -> None:
-    """On a GPU the values are checked there, without waiting: a wrong one ends the program at the next wait."""
-    B, T = q.shape[:2]
+def check_packed(axes: Axes, cu_seqlens: Tensor, name: str, x: Tensor) -> None:
+    """N sequences in the one row of x [1, T, ...]. On a GPU the values are checked there, without waiting: a wrong one
+    ends the program at the next wait."""
+    B, T = x.shape[:2]
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype != torch.int64:
         axes.fail(f"cu_seqlens has shape {list(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected int64 [N + 1]")
-    if cu_seqlens.device != q.device:
-        axes.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {q.device}, where q is")
+    if cu_seqlens.device != x.device:
+        axes.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {x.device}, where {name} is")
     if B != 1:
-        axes.fail(f"q has B = {B} rows, expected 1: with cu_seqlens all sequences lie one after the other in one row")
+        axes.fail(f"{name} has B = {B} rows, expected 1: with cu_seqlens all sequences lie in one row, in turn")
     axes.size["N"] = len(cu_seqlens) - 1
     if cu_seqlens.is_meta:
         return

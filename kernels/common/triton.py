@@ -114,7 +114,7 @@ class Cut(NamedTuple):
             return cls(B, B * P, B * (P + 1), P > 1, T, length, P, None, None)
         N = cu_seqlens.shape[0] - 1
         segments = N if P == 1 else T // length + N
-        table, slots = _packed(cu_seqlens, length, segments, P > 1)
+        table, slots = packed(cu_seqlens, length, segments, P > 1)
         return cls(N, segments, segments + N, P > 1, T, length, 1, table, slots)
 
 
@@ -123,7 +123,7 @@ def segment_length(T: int, P: int) -> int:
     return -(-T // (128 * P)) * 128
 
 
-def _packed(cu_seqlens: Tensor, length: int, segments: int, inner: bool) -> tuple[Tensor, Tensor]:
+def packed(cu_seqlens: Tensor, length: int, segments: int, inner: bool) -> tuple[Tensor, Tensor]:
     """Computed on the device without waiting for it. Superfluous segments are empty; empty sequences have none."""
     begin, end = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     count = (end - begin + length - 1) // length

@@ -1,6 +1,6 @@
 """The short convolution: definition, state hand-over, step, causality, stacks of models, errors."""
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -46,6 +46,44 @@ def test_it_equals_conv1d():
     padded = torch.nn.functional.pad(x.mT, (3, 0))
     truth = torch.nn.functional.conv1d(padded, weight.unsqueeze(1), bias, groups=6).mT
     assert error(causal_conv(x, weight, bias)[0], truth) <= TOL
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize(("W", "start"), [(4, True), (4, False), (1, True)])
+def test_packed_is_one_after_the_other(W, start, backend):
+    """Sequences shorter than the state among them, and an empty one, which hands on its state."""
+    bounds = (0, 1, 3, 3, 14, 16)
+    given = draw(B=1, T=16, W=W)
+    states = draw(B=5, W=W, seed=1)["initial_state"]
+    results = []
+    whole: dict[str, Any] = {n: given[n] for n in ("weight", "bias")} | {"activation": "silu"}
+    y, last = causal_conv(
+        given["x"],
+        initial_state=states if start else None,
+        cu_seqlens=torch.tensor(bounds),
+        backend=backend,
+        **whole,
+    )
+    ys, lasts = [], []
+    kept = states if start else torch.zeros_like(states)
+    for n, (begin, end) in enumerate(pairwise(bounds)):
+        state = kept[n : n + 1]
+        if end > begin:
+            y_n, state = causal_conv(given["x"][:, begin:end], initial_state=state, backend="reference", **whole)
+            ys.append(y_n)
+        lasts.append(state)
+    for o, state in ((y, last), (torch.cat(ys, 1), torch.cat(lasts))):
+        leaves = [given["x"], given["weight"], given["bias"], *([states] if start and W > 1 else [])]
+        results.append([o, state, *torch.autograd.grad(o.sin().sum() + state.cos().sum(), leaves)])
+    assert max(error(a, b) for a, b in zip(*results, strict=True)) <= TOL
+
+
+def test_wrong_bounds_and_states_of_packed_sequences_are_named():
+    x, weight, cu = torch.zeros(1, 9, 6), torch.zeros(6, 4), torch.tensor([0, 4, 9])
+    with pytest.raises(UserError, match=r"initial_state has shape \[1, 3, 6\], expected \[N, W - 1, D\] = \[2, 3, 6\]"):
+        causal_conv(x, weight, initial_state=torch.zeros(1, 3, 6), cu_seqlens=cu)
+    with pytest.raises(UserError, match="causal_conv: x has B = 2 rows, expected 1"):
+        causal_conv(x.expand(2, 9, 6), weight, cu_seqlens=cu)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5])
