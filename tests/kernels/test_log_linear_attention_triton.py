@@ -1,0 +1,118 @@
+"""The Triton kernels of log-linear attention against the definition: in the interpreter, or on a GPU if there is one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from mixassay.kernels.common.fenwick import level
+from mixassay.kernels.log_linear_attention import reference, triton
+
+from . import contract
+
+# The interpreter turns arrays of one element into numbers.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
+ONE = triton.Launch(4, 1)
+HOW = triton.Plan(16, 64, 2, ONE, ONE, ONE, ONE)
+LENGTHS = (1, 2, 15, 16, 17, 33, 64, 65, 100, 130)
+GATES = ("weak", "none", "mixed", "zero", "reset", "strong")
+HEADS = ((1, 1), (1, 3), (2, 4), (2, 2))  # G, H
+DIMS = ((16, 16), (20, 40), (48, 24), (3, 5))  # K, V
+LEVELS = (9, 3, 12, 1, 6)
+
+
+@dataclass(frozen=True)
+class Case:
+    T: int
+    heads: tuple[int, int] = (1, 2)
+    dims: tuple[int, int] = (16, 24)
+    gate: str = "weak"
+    L: int = 9
+    block: int = 64
+    nodes: int = 2
+    cu_seqlens: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        (G, H), (K, V) = self.heads, self.dims
+        return f"T{self.T}-G{G}H{H}-K{K}V{V}-{self.gate}-L{self.L}-b{self.block}-{'packed' if self.cu_seqlens else ''}"
+
+
+def cases() -> list[Case]:
+    found = []
+    for n, T in enumerate(LENGTHS):
+        gate, heads, dims = GATES[n % 6], HEADS[(n + n // 4) % 4], DIMS[(n + n // 7) % 4]
+        found.append(Case(T, heads, dims, gate, LEVELS[n % 5], (64, 16)[n // 3 % 2], (2, 4, 1)[n % 3]))
+    # 38 chunks: nodes seen by more chunks than one program sums over, and two launches for the tree's upper part
+    found.append(Case(600, (1, 1), (4, 4), "mixed", 11))
+    found.append(Case(600, (1, 1), (4, 4), "none", 6, nodes=4))
+    for gate, T, ends in (("mixed", 90, (0, 1, 34, 34, 70, 90)), ("weak", 500, (0, 5, 290, 307, 500))):
+        found.append(Case(T, (1, 1), (4, 4), gate, 8, cu_seqlens=ends))
+    return found
+
+
+def inputs(case: Case, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(case.T)
+    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).to(DEVICE)  # noqa: E731
+    B, T, (G, H), (K, V) = 1 if case.T > 64 else 2, case.T, case.heads, case.dims
+    gate = contract.gates(case.gate, torch.rand(B, T, H, generator=draw, dtype=torch.float64))
+    return {
+        "q": normal(B, T, G, K),
+        "k": normal(B, T, G, K),
+        "v": normal(B, T, H, V),
+        "level_scale": normal(B, T, H, case.L),
+        "log_decay": None if gate is None else gate.to(dtype).to(DEVICE),
+        "do": normal(B, T, H, V),
+    }
+
+
+def truth(x: dict[str, Any], case: Case, scale: float) -> dict[str, Tensor]:
+    """The recurrence in float64, sequence by sequence."""
+    names = [n for n in ("q", "k", "v", "level_scale", "log_decay") if x[n] is not None]
+    leaf: dict[str, Any] = {n: None if t is None else t.detach().double().requires_grad_() for n, t in x.items()}
+    ends = case.cu_seqlens or (0, case.T)
+    os = []
+    for begin, end in zip(ends, ends[1:], strict=False):
+        if begin < end:
+            given = [None if leaf[n] is None else leaf[n][:, begin:end] for n in ("q", "k", "v")]
+            lam, g = (None if leaf[n] is None else leaf[n][:, begin:end] for n in ("level_scale", "log_decay"))
+            os.append(reference.log_linear_attention(*given, lam, g, scale, None)[0])
+    o = torch.cat(os, dim=1)
+    grads = torch.autograd.grad(o, [leaf[n] for n in names], leaf["do"].detach())
+    return {"o": o.detach(), **{f"d{n}": g for n, g in zip(names, grads, strict=True)}}
+
+
+def kernels(x: dict[str, Any], case: Case, scale: float, how: triton.Plan = HOW) -> dict[str, Tensor]:
+    how = how._replace(block=case.block, nodes=case.nodes)
+    cu = None if case.cu_seqlens is None else torch.tensor(case.cu_seqlens, device=DEVICE)
+    given = (x["q"], x["k"], x["v"], x["level_scale"], x["log_decay"], scale, cu)
+    with poisoned():
+        o, tree, sums = triton.forward(*given, how)
+        grads = triton.backward(*given, tree, sums, x["do"], how)
+    named = zip(("dq", "dk", "dv", "dlevel_scale", "dlog_decay"), grads, strict=True)
+    return {"o": o, **{n: g for n, g in named if g is not None}}
+
+
+class poisoned:
+    """Fresh memory is full of NaN, so that an element nobody writes is seen."""
+
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_kernels_are_the_recurrence(case):
+    x = inputs(case)
+    expected = truth(x, case, 0.3)
+    found = kernels(x, case, 0.3)
+    assert found.keys() == expected.keys()
+    contract.assert_close(found, expected, TOL)
