@@ -1,0 +1,73 @@
+"""The operators as the benchmarks see them: names of their arguments, inputs as the models make them, and the call."""
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, softplus
+
+from mixassay.kernels.common.fenwick import levels
+
+ARGUMENTS = {
+    "softmax_attention": ("q", "k", "v"),
+    "linear_attention": ("q", "k", "v", "log_decay"),
+    "gated_delta_rule": ("q", "k", "v", "beta", "log_decay"),
+    "log_linear_attention": ("q", "k", "v", "level_scale", "log_decay"),
+    "log_linear_gated_delta_rule": ("q", "k", "v", "beta", "level_scale", "log_decay"),
+}
+"""Operator -> its tensor arguments. An operator lives in the module and the function of its name."""
+
+Inputs = dict[str, Tensor]
+Call = Callable[[Inputs], Tensor]  # the output [B, T, H, V]
+
+
+class Shape(NamedTuple):
+    B: int
+    T: int
+    H: int
+    D: int  # of keys and of values
+
+
+def operator(name: str, backend: str) -> Call:
+    function = getattr(importlib.import_module(f"mixassay.kernels.{name}"), name)
+
+    def call(inputs: Inputs) -> Tensor:
+        result = function(**inputs, backend=backend)
+        o: Tensor = result[0] if isinstance(result, tuple) else result
+        return o
+
+    return call
+
+
+def draw(name: str, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Inputs, Tensor]:
+    """Inputs, as leaves of a graph, and a gradient of the output.
+
+    As in the models: q, k, v in `dtype`, gates in float32; unit q and k for the delta rules; log decays -A softplus(raw
+    + bias) with A and the time step of each head where Mamba-2 starts them; beta a sigmoid, level weights a softplus.
+    """
+    B, T, H, D = shape
+    source = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=source, device=device)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(H, generator=source, device=device)
+
+    q, k, v, do = (normal(B, T, H, D) for _ in range(4))
+    if "beta" in ARGUMENTS[name]:
+        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
+    step = uniform(math.log(1e-3), math.log(1e-1)).exp()
+    log_decay = -uniform(1, 16) * softplus(normal(B, T, H) + step.expm1().log())
+    made = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "log_decay": log_decay}
+    made |= {"beta": normal(B, T, H).sigmoid(), "level_scale": softplus(normal(B, T, H, levels(T)))}
+    return {argument: made[argument].requires_grad_() for argument in ARGUMENTS[name]}, do.to(dtype)
+
+
+def gate_bytes(inputs: Inputs) -> int:
+    """Bytes per token and head of what is neither q, k nor v."""
+    tokens = inputs["v"].shape[:3].numel()
+    return sum(x.numel() * x.element_size() for name, x in inputs.items() if name not in ("q", "k", "v")) // tokens
