@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from mixassay.runners.stack import Stack
 from mixassay.runners.stream import make
@@ -68,12 +67,9 @@ def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[
     loss = stack.params.new_zeros(M, dtype=torch.float64)
     for start in range(0, N, batch):
         part = slice(start, start + batch)
-        labels = asked.labels[part].expand(M, -1, -1)
-        logits = stack.logits(asked.tokens[part], asked.positions[part], rows)  # [M, B, Q, V]
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        hits += (logits.argmax(-1) == labels).flatten(1).sum(1)
-        each = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), ignore_index=IGNORE, reduction="none")
-        loss += each.view(M, -1).double().sum(1)
+        each, right = stack.scores(asked.tokens[part], asked.positions[part], asked.labels[part], rows)  # [M, B, Q]
+        hits += right.flatten(1).sum(1)
+        loss += each.flatten(1).double().sum(1)
     return hits.tolist(), loss.tolist(), int((asked.labels != IGNORE).sum())
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixassay.model import Model, labelled_loss
+from mixassay.model import Model, labelled_loss, scores
 from mixassay.tasks import IGNORE
 
 Mode = Literal["vmap", "loop"]
@@ -68,23 +68,28 @@ class Stack:
         losses, grads = [], []
         for i, model in enumerate(self.models):
             with self._cast():
-                logits = model(tokens[i], positions[i], None if keep is None else keep[i])
-                loss = labelled_loss(logits, labels[i], IGNORE)
+                head = labelled_loss(labels[i], IGNORE)
+                loss = model(tokens[i], positions[i], None if keep is None else keep[i], head)
             losses.append(loss.detach())
             grads.append(gradients(loss, list(model.parameters()), start=0))
         return torch.stack(losses), torch.stack(grads)
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor, positions: Tensor, rows: list[int] | None = None) -> Tensor:
-        """The same questions to every model (or those in `rows`): tokens [B, T], positions [B, Q] -> [M, B, Q, V]."""
+    def scores(
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, rows: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same questions to every model (or those in `rows`): tokens [B, T], positions and labels [B, Q] -> loss
+        and whether the answer is right [M, B, Q]."""
         rows = list(range(len(self))) if rows is None else rows
+        asked = (tokens, positions, None, scores(labels, IGNORE))
         with self._cast():
             if self.mode == "loop":
-                return torch.stack([self.models[i](tokens, positions) for i in rows])
-            forward = vmap(lambda p, b: functional_call(self.models[0], (p, b), (tokens, positions)))
+                found = [self.models[i](*asked) for i in rows]
+                return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])
+            forward = vmap(lambda p, b: functional_call(self.models[0], (p, b), asked))
             params = self._named([view[rows] for view in self._views()])
-            logits: Tensor = forward(params, {name: b[rows] for name, b in self.buffers.items()})
-            return logits
+            loss, right = forward(params, {name: b[rows] for name, b in self.buffers.items()})
+            return loss, right
 
     def _side_by_side(
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
@@ -92,7 +97,8 @@ class Stack:
         def loss(
             p: dict[str, Tensor], b: dict[str, Tensor], t: Tensor, q: Tensor, y: Tensor, k: Tensor | None
         ) -> Tensor:
-            return labelled_loss(functional_call(self.models[0], (p, b), (t, q, k)), y, IGNORE)
+            found: Tensor = functional_call(self.models[0], (p, b), (t, q, k, labelled_loss(y, IGNORE)))
+            return found
 
         leaves = [view.requires_grad_() for view in self._views()]
         in_dims = (0, 0, 0, 0, 0, None if keep is None else 0)

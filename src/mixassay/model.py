@@ -12,15 +12,45 @@ of the work. Nothing here touches a mixer's own initialisation.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixassay.errors import UserError
+from mixassay.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_score
 from mixassay.mixers import Mixer, mixer
 from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
+
+Head = Callable[[Tensor, Tensor], Any]
+"""What is made of the normed hidden states [B, Q, D] and the embedding's weight [vocab_size, D]."""
+
+
+def logits(h: Tensor, weight: Tensor) -> Tensor:
+    """[B, Q, vocab_size]."""
+    return F.linear(h, weight)
+
+
+def labelled_loss(labels: Tensor, ignore: int) -> Head:
+    """Mean cross-entropy [] over the labels [B, Q] that are not `ignore`, in at least float32."""
+
+    def head(h: Tensor, weight: Tensor) -> Tensor:
+        each = linear_cross_entropy(h.flatten(0, 1), weight, labels.flatten(), ignore_index=ignore)
+        return each.sum() / (labels != ignore).sum()
+
+    return head
+
+
+def scores(labels: Tensor, ignore: int) -> Head:
+    """Cross-entropy [B, Q], 0 where the label is `ignore`, and whether the label is the likeliest word [B, Q]."""
+
+    def head(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        flat = linear_cross_entropy_score(h.flatten(0, 1), weight, labels.flatten(), ignore_index=ignore)
+        loss, right = (x.view(labels.shape) for x in flat)
+        return loss, right
+
+    return head
 
 
 class SwiGLU(nn.Module):
@@ -68,7 +98,7 @@ class Model(nn.Module):
     """`make(layer)` gives the mixer of a layer; layers 0, 2, ... are hybrid layers when the model has them.
 
     forward: tokens int64 [B, T], positions int64 [B, Q] (where to predict; None = everywhere), keep [B, T, D]
-    (dropout factors of the embeddings, or None) -> logits [B, Q or T, vocab_size].
+    (dropout factors of the embeddings, or None) -> logits [B, Q or T, vocab_size], or what another `head` makes.
     """
 
     def __init__(self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer]) -> None:
@@ -82,7 +112,9 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
         self.norm = norm(spec)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, keep: Tensor | None = None, head: Head = logits
+    ) -> Any:
         x = self.embedding(tokens)  # [B, T, D]
         if self.position is not None:
             x = x + self.position.weight[: tokens.shape[1]]
@@ -92,7 +124,7 @@ class Model(nn.Module):
             x = block(x)
         if positions is not None:
             x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # [B, Q, D]
-        return F.linear(self.norm(x), self.embedding.weight)
+        return head(self.norm(x), self.embedding.weight)
 
     def state_bytes(self, T: int) -> int:
         """Bytes that all layers' mixers keep per sequence after T tokens, measured on their live states."""
@@ -101,12 +133,6 @@ class Model(nn.Module):
 
 def norm(spec: ModelSpec) -> nn.Module:
     return nn.LayerNorm(spec.d_model) if spec.block == "zoology" else nn.RMSNorm(spec.d_model, eps=1e-5)
-
-
-def labelled_loss(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
-    """Mean cross-entropy over the labels that are not `ignore`, in at least float32: [B, Q, V], [B, Q] -> []."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ignore)
 
 
 def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int) -> Model:

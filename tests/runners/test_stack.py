@@ -51,7 +51,7 @@ def test_losses_and_gradients_are_the_members_own(mode, block, dropout):
     tokens, positions, labels, keep = batch()
     expected = []
     for i, model in enumerate(members):
-        loss = labelled_loss(model(tokens[i], positions[i], keep[i] if dropout else None), labels[i], IGNORE)
+        loss = model(tokens[i], positions[i], keep[i] if dropout else None, labelled_loss(labels[i], IGNORE))
         grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         flat = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, model.parameters(), strict=True)]
         expected.append((loss.detach(), torch.cat([g.flatten() for g in flat])))
@@ -68,8 +68,8 @@ def test_labelled_positions_give_the_loss_of_all_positions():
     positions[:, 1] = positions[:, 0] + 1  # distinct, so that the dense form can hold both
     positions %= 6
     dense = torch.full_like(tokens, IGNORE).scatter(1, positions, labels)
-    everywhere = labelled_loss(model(tokens), dense, IGNORE)
-    torch.testing.assert_close(labelled_loss(model(tokens, positions), labels, IGNORE), everywhere)
+    everywhere = model(tokens, head=labelled_loss(dense, IGNORE))
+    torch.testing.assert_close(model(tokens, positions, head=labelled_loss(labels, IGNORE)), everywhere)
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -90,13 +90,26 @@ def test_dropping_members_leaves_the_others(mode):
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_an_update_of_the_buffer_moves_the_models(mode):
     stack = Stack(models(), mode=mode)
-    tokens, positions = batch()[0][0], batch()[1][0]
-    before = stack.logits(tokens, positions)
+    tokens, positions, labels, _ = (x[0] for x in batch())
+    before, _ = stack.scores(tokens, positions, labels)
     stack.params[1] += 0.1
-    after = stack.logits(tokens, positions)
+    after, _ = stack.scores(tokens, positions, labels)
     assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert not torch.allclose(before[1], after[1])
-    assert torch.equal(stack.logits(tokens, positions, [1]), after[1:2])
+    assert torch.equal(stack.scores(tokens, positions, labels, [1])[0], after[1:2])
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_scores_are_those_of_the_logits(mode):
+    members = models()
+    tokens, positions, labels = (x[0] for x in batch()[:3])
+    logits = torch.stack([model(tokens, positions) for model in members])
+    loss, right = Stack(members, mode=mode).scores(tokens, positions, labels)
+    assert torch.equal(right, logits.argmax(-1) == labels)
+    each = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 2), labels.expand(3, -1, -1).flatten(), ignore_index=IGNORE, reduction="none"
+    )
+    torch.testing.assert_close(loss, each.view(loss.shape), rtol=1e-12, atol=1e-12)
 
 
 def test_what_weight_decay_spares():
