@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class FenwickState(NamedTuple):
@@ -42,3 +43,17 @@ def merge(slots: Tensor, position: Tensor) -> Tensor:
     index = torch.arange(L, device=slots.device).view(-1, 1, 1)
     merged = torch.where(index < target, slots, 0.0).sum(2, keepdim=True)
     return torch.where(index < target, 0.0, slots) + torch.where(index == target, merged, 0.0)
+
+
+def write_and_read(slots: Tensor, k: Tensor, v: Tensor, q: Tensor, level_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """A token's last two acts: k v^T into slot 0, then its output, of k, q [B, H, K], v [B, H, V], level_scale
+    [B, H, L]. Returns o [B, H, V] and the slots."""
+    new = k[..., None] * v[..., None, :]
+    slots = slots + pad(new.unsqueeze(2), (0, 0, 0, 0, 0, slots.shape[2] - 1))
+    weighted = level_scale[..., None] * q[..., None, :]  # [B, H, L, K]
+    return (weighted.flatten(2).unsqueeze(2) @ slots.flatten(2, 3)).squeeze(2), slots
+
+
+def past(t: int, L: int) -> list[int]:
+    """The levels at which token t sees earlier tokens, ascending."""
+    return sorted({min(bit + 1, L - 1) for bit in range(t.bit_length()) if t >> bit & 1})

@@ -1,0 +1,104 @@
+"""Log-linear attention: the public functions."""
+
+import math
+from functools import partial
+
+from torch import Tensor
+
+from mixassay.kernels import resolve
+from mixassay.kernels.common import carry
+from mixassay.kernels.common.fenwick import FenwickState, merge, write_and_read
+from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.sequences import check_sequences
+from mixassay.kernels.common.shapes import Axes
+from mixassay.kernels.linear_attention import linear_attention
+from mixassay.kernels.log_linear_attention import chunked, reference
+
+
+def log_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    level_scale: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: FenwickState | None = None,
+    output_final_state: bool = False,
+    chunk_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, FenwickState | None]:
+    """Causal linear attention whose past is a logarithm of states, not one (Guo et al. 2025, arXiv 2506.04761).
+
+    o_t = scale sum_{s <= t} level_scale_t[level(t, s)] exp(log_decay_{s+1} + ... + log_decay_t) (q_t . k_s) v_s
+    with level(t, s) = bit_length(t xor s), at most L - 1. If all L weights of a token are c, this is c times
+    `linear_attention`; with q = C, k = B, v = dt x, log_decay = dt A and scale = 1 it is log-linear Mamba-2.
+
+    q, k            [B, T, G, K]; G divides H, and q/k head i serves the heads i H/G ... (i + 1) H/G - 1
+    v               [B, T, H, V]
+    level_scale     [B, T, H, L], what a token's query gives to each level. T tokens have ceil(log2 T) + 1 levels; with
+                    fewer, all levels from L - 1 on have the last weight and share a slot, so that no state grows
+    log_decay       [B, T, H], natural logarithm, <= 0 (-inf forgets everything); None: no decay
+    scale           None: K**-0.5, as in every operator of this package
+    initial_state   slots [B, H, L, K, V] and positions [B], which may differ; a slot without tokens is zero. With
+                    cu_seqlens [N, ...]. None: no tokens yet
+    chunk_size      tokens in a chunk of the torch form, rounded up to a power of two: changes the speed, not the
+                    result; None: chosen from T
+    cu_seqlens      int64 [N + 1]: B is 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1
+    returns         o [B, T, H, V] in v's dtype, and the final state or None
+
+    Sums and states are float32, or float64 if an input is. Raises UserError for shapes that do not fit together and
+    for a backend that cannot serve.
+    """
+    axes = Axes("log_linear_attention")
+    others = {"level_scale": (level_scale, "BTHL"), "log_decay": (log_decay, "BTH")}
+    check_sequences(axes, q, k, v, others, None, chunk_size, cu_seqlens)
+    axes.check_positive("L", level_scale.shape[-1])
+    if initial_state is not None:
+        carry.check_state(axes, initial_state, "B" if cu_seqlens is None else "N")
+    chosen = resolve("log_linear_attention", backend, against_triton="its Triton kernel is not connected yet")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    tokens = {"q": q, "k": k, "v": v, "level_scale": level_scale, "log_decay": log_decay}
+    forms = carry.Forms(
+        definition=partial(reference.log_linear_attention, scale=scale),
+        core=partial(chunked.log_linear_attention, scale=scale, chunk_size=chunk_size),
+        parent=partial(linear_attention, scale=scale, chunk_size=chunk_size, output_final_state=True, backend="torch"),
+    )
+    return carry.run(forms, tokens, initial_state, output_final_state, cu_seqlens, chosen == "reference")
+
+
+def log_linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    level_scale: Tensor,
+    log_decay: Tensor | None,
+    state: FenwickState,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, FenwickState]:
+    """One token of `log_linear_attention`: q, k [B, G, K], v [B, H, V], level_scale [B, H, L], log_decay [B, H] or
+    None; the state's slots [B, H, L, K, V] and positions [B].
+
+    Returns o [B, H, V] in v's dtype and the new state, its slots in their old dtype; keep them in float32 or wider.
+    """
+    axes = Axes("log_linear_attention_step")
+    axes.check("q", q, "BGK")
+    axes.check("k", k, "BGK")
+    axes.check("v", v, "BHV")
+    axes.check("level_scale", level_scale, "BHL")
+    if log_decay is not None:
+        axes.check("log_decay", log_decay, "BH")
+    carry.check_state(axes, state, "B")
+    axes.check_groups("q", "v")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    slots, position = state
+    dtype, heads = accumulator(q, k, v, level_scale, log_decay, slots), v.shape[1] // q.shape[1]
+    with no_autocast(q):
+        q, k = (x.to(dtype).repeat_interleave(heads, dim=1) for x in (q, k))  # [B, H, K]
+        S = merge(slots.to(dtype), position)
+        if log_decay is not None:
+            S = S * log_decay.to(dtype).exp()[..., None, None, None]
+        o, S = write_and_read(S, k, v.to(dtype), q, level_scale.to(dtype))
+    return (o * scale).to(v.dtype), FenwickState(S.to(slots.dtype), position + 1)
