@@ -10,6 +10,7 @@ from mixassay.kernels.common.registered import against_triton
 from mixassay.kernels.common.sequences import check_sequences, each_sequence, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.gated_delta_rule import chunked, reference
+from mixassay.kernels.recurrent_step import fused
 
 
 def gated_delta_rule(
@@ -97,6 +98,9 @@ def gated_delta_rule_step(
     axes.check("state", state, "BHKV")
     axes.check_groups("q", "v")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    made = fused("gated_delta_rule_step", q, k, v, beta, None, log_decay, state.unsqueeze(2), None, scale)
+    if made is not None:
+        return made[0], made[1].squeeze(2)
     dtype = accumulator(q, k, v, beta, log_decay, state)
     with no_autocast(q):
         S = state.to(dtype).reshape(q.shape[0], q.shape[1], -1, *state.shape[2:])  # [B, G, H/G, K, V]

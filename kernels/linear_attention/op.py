@@ -10,6 +10,7 @@ from mixassay.kernels.common.registered import against_triton
 from mixassay.kernels.common.sequences import check_sequences, each_sequence, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.linear_attention import chunked, reference
+from mixassay.kernels.recurrent_step import fused
 
 
 def linear_attention(
@@ -84,6 +85,9 @@ def linear_attention_step(
     axes.check("state", state, "BHKV")
     axes.check_groups("q", "v")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    made = fused("linear_attention_step", q, k, v, None, None, log_decay, state.unsqueeze(2), None, scale)
+    if made is not None:
+        return made[0], made[1].squeeze(2)
     dtype = accumulator(q, k, v, log_decay, state)
     with no_autocast(q):
         S = state.to(dtype).reshape(q.shape[0], q.shape[1], -1, *state.shape[2:])  # [B, G, H/G, K, V]

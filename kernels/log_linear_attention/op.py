@@ -13,6 +13,7 @@ from mixassay.kernels.common.sequences import check_sequences
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.linear_attention import linear_attention
 from mixassay.kernels.log_linear_attention import chunked, reference
+from mixassay.kernels.recurrent_step import fused
 
 
 def log_linear_attention(
@@ -94,6 +95,9 @@ def log_linear_attention_step(
     axes.check_groups("q", "v")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     slots, position = state
+    made = fused("log_linear_attention_step", q, k, v, None, level_scale, log_decay, slots, position, scale)
+    if made is not None:
+        return made[0], FenwickState(made[1], position + 1)
     dtype, heads = accumulator(q, k, v, level_scale, log_decay, slots), v.shape[1] // q.shape[1]
     with no_autocast(q):
         q, k = (x.to(dtype).repeat_interleave(heads, dim=1) for x in (q, k))  # [B, H, K]
