@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
+import torch
+
 from mixassay.errors import UserError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -29,11 +31,13 @@ def use_backend(name: str) -> Iterator[None]:
         _surrounding.reset(token)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def resolve(op: str, backend: str | None, *, against_triton: str | None) -> str:
     """`reference`, `torch` or `triton` for this call.
 
     `against_triton` is the reason why Triton cannot serve it, or None. A backend that was asked for and cannot serve
-    raises UserError with that reason; only `auto` may choose. It never chooses Triton's interpreter.
+    raises UserError with that reason; only `auto` may choose. It never chooses Triton's interpreter. In a compiled
+    function the choice is made once, when it is traced.
     """
     asked = backend or _surrounding.get() or os.environ.get("MIXASSAY_BACKEND") or "auto"
     _known(asked, op)
@@ -45,6 +49,7 @@ def resolve(op: str, backend: str | None, *, against_triton: str | None) -> str:
     return asked
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def interpreted() -> bool:
     """Whether Triton kernels run in its interpreter: on a CPU, exactly as written and very slowly, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -3,8 +3,6 @@
 Axes: b batch, g groups of heads that share q and k, r heads of a group, n chunks, c tokens of a chunk.
 """
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -68,7 +66,11 @@ class Decay:
         self.dtype = log_decay.dtype
         # As good as -inf, which itself would make NaN: it underflows, exp(-708) in float64 and exp(-87) in float32.
         floor = -708.0 if self.dtype == torch.float64 else -87.0
-        self.since = log_decay.clamp(min=floor).double().cumsum(-1)
+        self.since = since = log_decay.clamp(min=floor).double().cumsum(-1)
+        self.from_start = since.exp().to(self.dtype).unsqueeze(-1)
+        """[..., C, 1], the chunk's first token included."""
+        self.to_end = (since[..., -1:] - since).exp().to(self.dtype).unsqueeze(-1)
+        """[..., C, 1], from after the token to the chunk's end."""
 
     def pairs(self) -> Tensor:
         """[..., C, C]: from token j to token i >= j, exp(since_i - since_j); else 0.
@@ -83,16 +85,6 @@ class Decay:
             exponent.add_(low.unsqueeze(-1)).sub_(low.unsqueeze(-2))
         C = high.shape[-1]
         return exponent.add_(torch.full((C, C), -torch.inf, dtype=self.dtype, device=high.device).triu_(1)).exp_()
-
-    @cached_property
-    def from_start(self) -> Tensor:
-        """[..., C, 1], the chunk's first token included."""
-        return self.since.exp().to(self.dtype).unsqueeze(-1)
-
-    @cached_property
-    def to_end(self) -> Tensor:
-        """[..., C, 1], from after the token to the chunk's end."""
-        return (self.since[..., -1:] - self.since).exp().to(self.dtype).unsqueeze(-1)
 
     @property
     def whole(self) -> Tensor:

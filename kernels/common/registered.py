@@ -11,10 +11,13 @@ from torch import Tensor
 from mixassay.kernels import interpreted
 
 
+INSTALLED = find_spec("triton") is not None
+
+
 def against_triton(*tensors: Tensor | None) -> str | None:
     """Why Triton kernels cannot serve these tensors, or None. Triton's interpreter serves all of them."""
     given = [x for x in tensors if x is not None]
-    if find_spec("triton") is None:
+    if not INSTALLED:
         return "the package triton is not installed"
     if interpreted():
         return None

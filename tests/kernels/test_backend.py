@@ -7,9 +7,9 @@ import torch
 
 from mixassay.errors import UserError
 from mixassay.kernels import resolve, use_backend
-from mixassay.kernels.causal_conv import causal_conv
 from mixassay.kernels.gated_delta_rule import gated_delta_rule
 from mixassay.kernels.linear_attention import linear_attention
+from mixassay.kernels.softmax_attention import softmax_attention
 
 
 def test_the_nearest_choice_wins(monkeypatch):
@@ -58,8 +58,9 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
     monkeypatch.setenv("MIXASSAY_BACKEND", "triton")
     with pytest.raises(UserError, match=message):
         resolve("op", None, against_triton="x is on the CPU")
-    with pytest.raises(UserError, match='causal_conv: backend "triton" cannot serve this call'):
-        causal_conv(torch.zeros(1, 2, 3), torch.zeros(3, 2))
+    x = torch.zeros(1, 2, 1, 3)
+    with pytest.raises(UserError, match='softmax_attention: backend "triton" cannot serve this call'):
+        softmax_attention(x, x, x)
 
 
 def test_an_unknown_backend_is_named(monkeypatch):
