@@ -51,6 +51,11 @@ class Mixer(nn.Module):
             _, state = self.step(x, state)
         return nbytes(state)
 
+    def live_state_bytes(self, T: int) -> int:
+        """Of `state_bytes(T)`, what holds something after T tokens. Less than all of it where a state is laid out for
+        more tokens than it has seen: the log-linear mixers' slots fill one by one."""
+        return self.state_bytes(T)
+
 
 def nbytes(state: State) -> int:
     """Bytes of all tensors in a state. A view counts as what it shows, not as the storage behind it."""

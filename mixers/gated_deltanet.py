@@ -64,24 +64,35 @@ class GatedDeltaNet(Mixer):
             nn.init.normal_(linear.weight, std=INIT_STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv, dt, beta, gate = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
         q, k, v = self._heads(self.conv(qkv))
         _, log_decay = self.decay(dt)
-        o, _ = gated_delta_rule(q, k, v, self._beta(beta), log_decay)
-        return self._output(o, gate)
+        return self._output(self._mix(q, k, v, self._beta(beta), log_decay, *levels), gate)
 
     def init_state(self, batch: int) -> State:
-        like = self.out_proj.weight
-        return self.conv.init_state(batch, like), like.new_zeros(batch, self.heads, self.K, self.V)
+        return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         conv, S = state
-        qkv, dt, beta, gate = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
         qkv, conv = self.conv.step(qkv, conv)
         q, k, v = self._heads(qkv)
         _, log_decay = self.decay(dt)
-        o, S = gated_delta_rule_step(q, k, v, self._beta(beta), log_decay, S)
+        o, S = self._mix_step(q, k, v, self._beta(beta), log_decay, S, *levels)
         return self._output(o, gate), (conv, S)
+
+    # The operator and its state. Log-linear Gated DeltaNet has another, which takes weights of levels too.
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
+        return gated_delta_rule(q, k, v, beta, log_decay)[0]
+
+    def _mix_step(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, S: State, *levels: Tensor
+    ) -> tuple[Tensor, State]:
+        return gated_delta_rule_step(q, k, v, beta, log_decay, S)
+
+    def _init_past(self, batch: int) -> State:
+        return self.out_proj.weight.new_zeros(batch, self.heads, self.K, self.V)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q and k [..., H, K] of unit length, v [..., H, V]."""

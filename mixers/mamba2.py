@@ -64,24 +64,36 @@ class Mamba2(Mixer):
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        z, xBC, dt = self.in_proj(x).split(self.widths, dim=-1)
+        z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
         x, B, C = self._heads(self.conv(xBC))
         dt, log_decay = self.decay(dt)
-        y, _ = linear_attention(C, B, x * dt.unsqueeze(-1), log_decay, scale=1.0)
+        y = self._mix(C, B, x * dt.unsqueeze(-1), log_decay, *levels)
         return self._output(y, x, z)
 
     def init_state(self, batch: int) -> State:
-        like = self.out_proj.weight
-        return self.conv.init_state(batch, like), like.new_zeros(batch, self.heads, self.d_state, self.head_dim)
+        return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         conv, S = state
-        z, xBC, dt = self.in_proj(x).split(self.widths, dim=-1)
+        z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
         xBC, conv = self.conv.step(xBC, conv)
         x, B, C = self._heads(xBC)
         dt, log_decay = self.decay(dt)
-        y, S = linear_attention_step(C, B, x * dt.unsqueeze(-1), log_decay, S, scale=1.0)
+        y, S = self._mix_step(C, B, x * dt.unsqueeze(-1), log_decay, S, *levels)
         return self._output(y, x, z), (conv, S)
+
+    # The operator and its state. Log-linear Mamba-2 has another, which takes weights of levels too.
+
+    def _mix(self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
+        return linear_attention(C, B, v, log_decay, scale=1.0)[0]
+
+    def _mix_step(
+        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, S: State, *levels: Tensor
+    ) -> tuple[Tensor, State]:
+        return linear_attention_step(C, B, v, log_decay, S, scale=1.0)
+
+    def _init_past(self, batch: int) -> State:
+        return self.out_proj.weight.new_zeros(batch, self.heads, self.d_state, self.head_dim)
 
     def _heads(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., H, P], B and C [..., G, N]."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mixassay.kernels.common.fenwick import FenwickState, merge, past
+from mixassay.kernels.common.fenwick import FenwickState, empty_state, merge, past
 from mixassay.kernels.common.precision import accumulator, no_autocast
 from mixassay.kernels.common.shapes import Axes
 
@@ -63,8 +63,7 @@ def run(
         state = FenwickState(state.slots.to(dtype), state.position)
     elif output_final_state:
         N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        slots = v.new_zeros(N, v.shape[2], L, q.shape[-1], v.shape[-1], dtype=dtype)
-        state = FenwickState(slots, torch.zeros(N, dtype=torch.int64, device=v.device))
+        state = empty_state(tokens["v"], N, v.shape[2], L, q.shape[-1], v.shape[-1])
 
     def form(tokens: Tokens, state: FenwickState | None) -> tuple[Tensor, FenwickState | None]:
         if by_definition:

@@ -57,3 +57,13 @@ def write_and_read(slots: Tensor, k: Tensor, v: Tensor, q: Tensor, level_scale: 
 def past(t: int, L: int) -> list[int]:
     """The levels at which token t sees earlier tokens, ascending."""
     return sorted({min(bit + 1, L - 1) for bit in range(t.bit_length()) if t >> bit & 1})
+
+
+def live(tokens: int, L: int) -> list[int]:
+    """The slots that hold something after so many tokens, ascending."""
+    return sorted({0, *past(tokens - 1, L)}) if tokens else []
+
+
+def empty_state(like: Tensor, B: int, H: int, L: int, K: int, V: int) -> FenwickState:
+    """Before the first token, in the dtype and on the device of `like`."""
+    return FenwickState(like.new_zeros(B, H, L, K, V), torch.zeros(B, dtype=torch.int64, device=like.device))

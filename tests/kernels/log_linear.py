@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mixassay.errors import UserError
-from mixassay.kernels.common.fenwick import FenwickState, level, levels, past
+from mixassay.kernels.common import fenwick
+from mixassay.kernels.common.fenwick import FenwickState, level, levels
 
 from . import contract
 from .contract import TOL, Case, Inputs, assert_close, error, values
@@ -94,7 +95,7 @@ class LogLinear(contract.Operator):
 
 def live(positions: tuple[int, ...], L: int) -> Tensor:
     """[B, 1, L, 1, 1]: 1 where a slot holds tokens."""
-    holds = [[float(p > 0 and slot in (0, *past(p - 1, L))) for slot in range(L)] for p in positions]
+    holds = [[float(slot in fenwick.live(p, L)) for slot in range(L)] for p in positions]
     return torch.tensor(holds, dtype=torch.float64).view(len(positions), 1, L, 1, 1)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mixassay.kernels.common.fenwick import level, levels, merge, past
+from mixassay.kernels.common.fenwick import level, levels, live, merge, past
 
 T = 300
 
@@ -42,6 +42,13 @@ def test_how_many_levels():
 def test_levels_stop_at_the_last():
     assert [past(t, 3) for t in (0, 1, 4, 7, 12)] == [[], [1], [2], [1, 2], [2]]
     assert past(7, 1) == [0]
+
+
+def test_live_slots_are_those_that_the_last_token_sees():
+    assert live(0, 9) == []
+    for T in range(1, 40):
+        for L in (1, 3, 9):
+            assert live(T, L) == sorted({min(l, L - 1) for l in walk(T - 1)})
 
 
 def test_merges_keep_every_token_at_its_level():

@@ -8,6 +8,7 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils import _pytree as pytree
 
+from mixassay.kernels.common.fenwick import FenwickState
 from mixassay.mixers import mixer, nbytes
 
 D = 16
@@ -32,6 +33,18 @@ VARIANTS = {
     "gated_deltanet": [
         {"heads": 2, "allow_neg_eigval": True},
         {"heads": 4, "head_dim": 6, "expand_v": 1.5, "conv": 0, "gate": False},
+    ],
+    "log_linear_attention": [
+        {"heads": 2, "conv": 4, "feature_map": "elu", "levels": 7},
+        {"heads": 4, "head_dim": 6, "levels": 3},
+    ],
+    "log_linear_mamba2": [
+        {"d_state": 8, "head_dim": 4, "n_groups": 2, "levels": 8},
+        {"d_state": 16, "head_dim": 16, "expand": 1, "conv": 0, "levels": 4},
+    ],
+    "log_linear_gated_deltanet": [
+        {"heads": 2, "allow_neg_eigval": True, "levels": 4},
+        {"heads": 4, "head_dim": 6, "expand_v": 1.5, "conv": 0, "gate": False, "levels": 8},
     ],
     "base_conv": [{"conv": 1}, {"conv": 7}],
 }
@@ -206,6 +219,22 @@ def test_runs_on_meta(name, kw):
 
 
 @every
+def test_live_state_bytes_are_those_that_are_not_zero(name, kw):
+    m = build(name, kw, dtype=torch.float32)
+    state = m.init_state(1)
+    with torch.no_grad():
+        for T, x in enumerate(tokens(1, 40, dtype=torch.float32).unbind(1)):
+            if T in (0, 1, 2, 3, 4, 7, 8, 31, 32, 33):
+                empty = sum(nbytes(s[:, :, l]) for s in slots(state) for l in range(s.shape[2]) if not s[:, :, l].any())
+                assert m.live_state_bytes(T) == m.state_bytes(T) - empty
+            _, state = m.step(x, state)
+
+
+def slots(state):
+    return [s.slots for s in state if isinstance(s, FenwickState)] if isinstance(state, tuple) else []
+
+
+@every
 def test_state_bytes_are_those_of_the_live_state(name, kw):
     m = build(name, kw, dtype=torch.float32)
     with torch.no_grad():
@@ -229,6 +258,10 @@ STATE_BYTES = [
     ("gated_deltanet", {}, lambda T: 4 * (16 * 32 + 3 * (16 + 16 + 32))),
     ("gated_deltanet", {"heads": 2, "conv": 0}, lambda T: 4 * 2 * 8 * 16),
     ("base_conv", {}, lambda T: 4 * 2 * D),
+    ("log_linear_attention", {"levels": 7}, lambda T: 4 * 7 * D * D + 8),
+    ("log_linear_mamba2", {}, lambda T: 4 * (15 * 32 * 128 + 3 * (32 + 2 * 128)) + 8),
+    ("log_linear_mamba2", {"d_state": 8, "conv": 0, "levels": 4}, lambda T: 4 * 4 * 32 * 8 + 8),
+    ("log_linear_gated_deltanet", {}, lambda T: 4 * (15 * 16 * 32 + 3 * (16 + 16 + 32)) + 8),
 ]
 
 
@@ -236,4 +269,5 @@ STATE_BYTES = [
 def test_state_bytes_by_hand(name, kw, expected):
     m = build(name, kw, dtype=torch.float32)
     assert {T: m.state_bytes(T) for T in (1, 4, 5, 6, 40)} == {T: expected(T) for T in (1, 4, 5, 6, 40)}
-    assert build(name, kw).state_bytes(4) == 2 * (expected(4) - 8 * ("rope" in kw)) + 8 * ("rope" in kw)
+    position = 8 * ("rope" in kw or "log_linear" in name)
+    assert build(name, kw).state_bytes(4) == 2 * (expected(4) - position) + position
