@@ -7,31 +7,18 @@ et al. 2023) and most later models drop z and norm each head's output instead: `
 false, output_norm: true`.
 """
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, pad, relu, silu
+from torch.nn.functional import pad
 
 from mixassay.errors import UserError
+from mixassay.kernels.common.feature_maps import EPS, FEATURE_MAPS, NON_NEGATIVE, FeatureMap
 from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.norm import RMSNorm
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import head_size
-
-FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "elu": lambda x: elu(x) + 1,
-    "relu": relu,
-    "softmax": lambda x: x.softmax(-1),
-    "silu": silu,
-    "identity": lambda x: x,
-}
-NON_NEGATIVE = ("elu", "relu", "softmax")
-EPS = 1e-6
-"""Added to phi(q).z, which `relu` can make 0."""
 
 
 @mixer("linear_attention")
@@ -54,7 +41,7 @@ class LinearAttention(Mixer):
         *,
         heads: int = 1,
         head_dim: int | None = None,
-        feature_map: Literal["elu", "relu", "softmax", "silu", "identity"] = "elu",
+        feature_map: FeatureMap = "elu",
         normalizer: bool = True,
         output_norm: bool = False,
         conv: int = 0,
