@@ -15,21 +15,25 @@ Two chunks, and two blocks of chunks, are again such a pair (F, N) and a total d
 
     F = F_l + F_r + F_r F_l          N = e^{g_r} (N_l + F_r N_l) + N_r          g = g_l + g_r
 
-Chunk n reads at each set bit of n one block, the node r = (n without its lower bits): the chunks from r - lowbit(r) up to
-r, as in a Fenwick tree. Its queries walk down from bit to bit. At node r, X being the queries as of the node's end,
+Chunk n reads at each set bit of n one block, the node r = (n without its lower bits): the chunks from r - lowbit(r) to
+r - 1, as in a Fenwick tree. Its queries walk down from bit to bit. At node r, X being the queries as of the node's end,
 
     O += lam X N          X <- e^{g} (X + X F)          at first X = s e^G (Q - P bK)
 
 So no state passes from chunk to chunk: the nodes are merged pairwise (`merge`), the reads are independent (`read`).
 
 Backward. `pull` walks the same nodes upwards with dX, from the first of them: Y = lam dO N^T + e^g (dX + dX F^T). All
-readers of a node are `gather`ed: dN = X^T (lam dO), dF = e^g X^T dX. `split` undoes the merges; it adds D = dN, dF of a
-pair to its halves: dN_l += e^{g_r} (D_N + F_r^T D_N), dF_l += D_F + F_r^T D_F, dF_r = D_F + D_F F_l^T + e^{g_r} D_N N_l^T;
-dN_r is D_N itself. Then each chunk alone, with dQ' = s e^G dX, till = e^{G_C - G}, U = R dN, W = R dF + P^T dQ':
+readers of a node are `gather`ed: dN = X^T (lam dO), dF = e^g X^T dX. `split` undoes the merges, D being that of a pair:
+
+    dN_l += e^{g_r} (D_N + F_r^T D_N)          dF_l += D_F + F_r^T D_F
+    dN_r = D_N                                 dF_r = D_F + D_F F_l^T + e^{g_r} D_N N_l^T
+
+Then each chunk alone, with dQ' = s e^G dX, till = e^{G_C - G}, U = R dN, W = R dF + P^T dQ':
 
     dP = (dO V^T) b . s Gam Lam - dQ' bK^T          d(bV) = (s P . Gam . Lam)^T dO + till U
-    dA = lower part of dP M^T                       dM = -(strictly lower part of (P^T dP + U (till bV)^T - R dF bK^T) M^T)
-    dQ = dQ' + dA K        d(bK) = dM K - W         dK = b d(bK) + dA^T Q + dM^T bK + M ((till bV) dN^T - bK dF^T)
+    dA = lower part of dP M^T                       dM = -strictly lower part of (P^T dP + U (till bV)^T - R dF bK^T)M^T
+    dQ = dQ' + dA K                                 d(bK) = dM K - W
+    dK = b d(bK) + dA^T Q + dM^T bK + M ((till bV) dN^T - bK dF^T)
 
 The decays' gradients are sums of pairs as far as both tokens are in one chunk, and of products such as X . dX at a
 node's border for the rest: nothing is summed over a sequence only to cancel.
@@ -219,11 +223,10 @@ def leaves_kernel(
             since = weight(Gs, ACC) * scale
             if n > 0:
                 for start in tl.static_range(0, K, BLOCK):
-                    qs = load_rows(q + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC)
-                    ks = load_rows(k + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC)
-                    seen = tl.dot(Ps, (ks * b[:, None]).to(DOT), input_precision=PREC, out_dtype=ACC)
-                    seen = (qs - seen) * since[:, None]
-                    store_rows(x + at_token * K, seen, i, live, start + cc, H * K, K, BLOCK)
+                    bks = load_rows(k + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC) * b[:, None]
+                    xs = load_rows(q + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC)
+                    xs -= tl.dot(Ps, bks.to(DOT), input_precision=PREC, out_dtype=ACC)
+                    store_rows(x + at_token * K, xs * since[:, None], i, live, start + cc, H * K, K, BLOCK)
             if n + 1 < count:
                 till = b * weight(total - Gs, ACC)
                 node = node_of(0, n, base, room) * H + h
@@ -232,13 +235,12 @@ def leaves_kernel(
                     ks = load_rows(k + at_key, i, live, up + cc, keys, K, BLOCK).to(DOT)
                     RT = tl.dot(tl.trans(ks), Ms, input_precision=PREC, out_dtype=ACC).to(DOT)
                     for start in tl.static_range(0, K, BLOCK):
-                        ks = load_rows(k + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC)
-                        ks = (-ks * b[:, None]).to(DOT)
-                        part = tl.dot(RT, ks, input_precision=PREC, out_dtype=ACC)
+                        bks = load_rows(k + at_key, i, live, start + cc, keys, K, BLOCK).to(ACC) * -b[:, None]
+                        part = tl.dot(RT, bks.to(DOT), input_precision=PREC, out_dtype=ACC)
                         store_rows(F + node * K * K, part, up + cc, K, start + cc, K, K, BLOCK)
                     for start in tl.static_range(0, V, BLOCK):
-                        vs = load_rows(v + at_token * V, i, live, start + cc, H * V, V, BLOCK).to(ACC)
-                        part = tl.dot(RT, (vs * till[:, None]).to(DOT), input_precision=PREC, out_dtype=ACC)
+                        bvs = load_rows(v + at_token * V, i, live, start + cc, H * V, V, BLOCK).to(ACC) * till[:, None]
+                        part = tl.dot(RT, bvs.to(DOT), input_precision=PREC, out_dtype=ACC)
                         store_rows(at_N, part, up + cc, K, start + cc, V, V, BLOCK)
                 tl.store(totals + node, total)
 
@@ -353,7 +355,7 @@ def read_kernel(
     index = tl.program_id(0).to(tl.int64)
     vb, index = index % VALUES, index // VALUES
     chunk, h = index // H, index % H
-    first, live, n, base, count = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
+    first, live, n, base, _ = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
     if (live > 0) & (n > 0):
         i = tl.arange(0, C)
         kk = tl.arange(0, BK)
@@ -417,7 +419,7 @@ def pull_kernel(
     """The walk of `read` backwards, with the gradient of the queries."""
     index = tl.program_id(0).to(tl.int64)
     chunk, h = index // H, index % H
-    first, live, n, base, count = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
+    first, live, n, base, _ = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
     if live > 0:
         i = tl.arange(0, C)
         kk = tl.arange(0, BK)
@@ -490,7 +492,7 @@ def gather_kernel(
     VALUES: tl.constexpr = (V + BLOCK - 1) // BLOCK
     COLUMNS: tl.constexpr = VALUES + (K + BLOCK - 1) // BLOCK
     index = tl.program_id(0).to(tl.int64)
-    column, index = index % COLUMNS, index // COLUMNS
+    column, index = (index % COLUMNS).to(tl.int32), index // COLUMNS
     chunk, h = index // H, index % H
     first, live, n, base, count = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
     if (live > 0) & (n + 1 < count):
@@ -571,10 +573,9 @@ def split_kernel(
 ):
     """The gradient of a pair goes to its halves: dN and g of the left, or one tile of dF of the left or the right."""
     ROWS: tl.constexpr = (K + BLOCK - 1) // BLOCK
-    VALUES: tl.constexpr = (V + BLOCK - 1) // BLOCK
     TILES: tl.constexpr = 1 + 2 * ROWS * ROWS
     index = tl.program_id(0).to(tl.int64)
-    tile, index = index % TILES - 1, index // TILES
+    tile, index = (index % TILES).to(tl.int32) - 1, index // TILES
     window, h = index // H, index % H
     pair, base = pair_of(window, height, chunks, table, ends, T, P, C, PACKED)
     if pair >= 0:
