@@ -48,6 +48,7 @@ def _run(entry: Entry, seed: int) -> dict[str, Any]:
         "seconds": record.time.seconds,
         "params": record.params,
         "state_bytes": record.state_bytes,
+        "live_state_bytes": record.live_state_bytes,
         "commit": record.code.commit,
         "source": record.code.source,
     }

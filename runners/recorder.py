@@ -70,6 +70,7 @@ class Recorder:
             curve=Curve.model_validate(outcome.curve),
             stopped=Stopped.model_validate(outcome.stopped),
             state_bytes=outcome.state_bytes,
+            live_state_bytes=outcome.live_state_bytes,
             params=outcome.params,
             weights=outcome.weights,
             time=Time(

@@ -120,13 +120,22 @@ def _facts(table: Table) -> dict[tuple[str, ...], Callable[[RunRecord], str]]:
     lengths = {max(map(int, record.state_bytes)) for record in used if record.state_bytes}
     if lengths:
         at = f"at T={min(lengths)}" if len(lengths) == 1 else "at the longest T"
-        facts["state bytes", at] = lambda r: f"{r.state_bytes[max(r.state_bytes, key=int)]:,}" if r.state_bytes else ""
+        facts["state bytes", at] = _state
     if used:
         facts[("parameters",)] = lambda r: f"{r.params:,}" if r.params else ""
         facts[("s/run",)] = lambda r: f"{r.time.seconds:.3g}"
     for path in table.tuned:
         facts[(short(path),)] = lambda r, path=path: plain(r.tuned[path]) if path in r.tuned else ""  # type: ignore[misc]
     return facts
+
+
+def _state(record: RunRecord) -> str:
+    """The bytes of the state at the longest T, and how many of them hold something if not all do."""
+    if not record.state_bytes:
+        return ""
+    T = max(record.state_bytes, key=int)
+    live = f" ({record.live_state_bytes[T]:,} live)" if T in record.live_state_bytes else ""
+    return f"{record.state_bytes[T]:,}{live}"
 
 
 def _join(entries: Sequence[Entry], fact: Callable[[RunRecord], str]) -> str:

@@ -41,6 +41,7 @@ class Outcome:
     curve: dict[str, list[float]]
     stopped: dict[str, Any]
     state_bytes: dict[str, int]
+    live_state_bytes: dict[str, int]
     params: int
     weights: str
     seconds: float
@@ -102,7 +103,7 @@ class Training:
             square=torch.zeros_like(p),
         )
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
-        self.state_bytes: dict[str, int] | None = None
+        self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
 
     def advance(self) -> None:
         """One step of every member."""
@@ -183,7 +184,8 @@ class Training:
                 eval=[] if end.broken else valid[i] + test[i],
                 curve=self.members[i].curve,
                 stopped={"step": end.step, "reason": end.reason},
-                state_bytes=self.state_bytes,
+                state_bytes=self.state_bytes[0],
+                live_state_bytes=self.state_bytes[1],
                 params=self.stack.params.shape[1],
                 weights=self.stack.weights_digest(i),
                 seconds=self.members[i].seconds,
@@ -257,12 +259,15 @@ class Training:
         how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)
         return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)
 
-    def _state_bytes(self) -> dict[str, int]:
-        lengths = sorted({q.task.seq_len for q in self.valid})
+    def _state_bytes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Of the whole state, and of what holds something where that is less."""
+        model, lengths = self.stack.models[0], sorted({q.task.seq_len for q in self.valid})
         try:
-            return {str(T): self.stack.models[0].state_bytes(T) for T in lengths}
+            whole = {T: model.state_bytes(T) for T in lengths}
+            live = {T: model.live_state_bytes(T) for T in lengths}
         except NotImplementedError:  # a plug-in without a recurrent form has no state to measure
-            return {}
+            return {}, {}
+        return {str(T): n for T, n in whole.items()}, {str(T): n for T, n in live.items() if n < whole[T]}
 
     def _keep(self, rows: list[int]) -> None:
         self.stack.keep(rows)

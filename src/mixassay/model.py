@@ -130,6 +130,10 @@ class Model(nn.Module):
         """Bytes that all layers' mixers keep per sequence after T tokens, measured on their live states."""
         return sum(block.mixer.state_bytes(T) for block in self.blocks if isinstance(block, Block))
 
+    def live_state_bytes(self, T: int) -> int:
+        """What of `state_bytes(T)` holds something."""
+        return sum(block.mixer.live_state_bytes(T) for block in self.blocks if isinstance(block, Block))
+
 
 def norm(spec: ModelSpec) -> nn.Module:
     return nn.LayerNorm(spec.d_model) if spec.block == "zoology" else nn.RMSNorm(spec.d_model, eps=1e-5)

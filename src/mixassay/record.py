@@ -106,6 +106,7 @@ class RunRecord(Part):
     curve: Curve = Curve()
     stopped: Stopped | None = None
     state_bytes: dict[str, int] = {}  # T -> bytes of state per sequence after T tokens
+    live_state_bytes: dict[str, int] = {}  # what of these holds something, where it is less
     params: int = 0
     weights: str | None = None  # "sha256:..." of the trained parameters
     code: Code

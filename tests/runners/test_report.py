@@ -112,6 +112,14 @@ def test_markdown(load, records):
     ]
 
 
+def test_the_live_part_of_a_state_is_shown_where_it_is_less(load, record_of):
+    runs = list(load().reported(load().cells()[0]))
+    found = [record_of(run, 1.0, live_state_bytes={"16": 1000, "64": 2048}) for run in runs]
+    assert render.grid(report.build(load(), found)).rows[0][5].text == "8,192 (2,048 live)"
+    found = [record_of(run, 1.0, live_state_bytes={"16": 1000}) for run in runs]
+    assert render.grid(report.build(load(), found)).rows[0][5].text == "8,192"
+
+
 def test_latex(load, records):
     shown = render.latex(render.grid(report.build(load(), records)))
     lines = shown.splitlines()

@@ -16,6 +16,7 @@ SIZES: Any = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
 TASK = TaskSpec(name="mqar", train_examples=64, valid_examples=40, test_examples=50, **SIZES)
 MODEL = ModelSpec(d_model=16, n_layers=2)
 TRAIN = TrainSpec(steps=50, batch_size=8, lr=3e-3, precision="fp64", eval_every=25)
+MIXERS = ["attention", "linear_attention", "mamba2", "gated_deltanet", "log_linear_mamba2", "log_linear_gated_deltanet"]
 
 
 def spec(seed=0, *, mixer="linear_attention", task=TASK, model=MODEL, settings=TRAIN, **changes):
@@ -37,7 +38,7 @@ def params_after(stack, monkeypatch, mode="loop"):
     return state.stack.params
 
 
-@pytest.mark.parametrize("mixer", ["attention", "linear_attention", "mamba2", "gated_deltanet"])
+@pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_stack_independence(mixer, mode, monkeypatch):
     """Alone or in a stack of other seeds, learning rates and decays: the same weights to 1e-9 after 50 steps."""
@@ -104,6 +105,12 @@ def test_an_interrupted_run_continues_bit_for_bit(at, tmp_path):
     assert not (tmp_path / "ck").exists()
 
 
+def test_an_outcome_counts_the_live_part_of_a_state():
+    (outcome,) = train.run([spec(0, mixer="log_linear_attention")])
+    layers, slot = 2, 8 * 16 * 16
+    assert outcome.live_state_bytes["16"] == outcome.state_bytes["16"] - layers * (15 - 5) * slot  # float64
+
+
 def test_a_checkpoint_of_other_members_is_not_used(tmp_path):
     with pytest.raises(train.Interrupted):
         list(train.run([spec(0)], checkpoint=tmp_path / "ck", should_stop=lambda: True))
@@ -119,6 +126,7 @@ def test_an_outcome_says_what_was_measured():
     assert outcome.curve["step"] == [25, 50]
     assert outcome.state_bytes == {"16": training.Training([outcome.spec], "cpu").stack.models[0].state_bytes(16)}
     assert outcome.state_bytes["16"] >= 2 * 2 * 16 * 16 * 4  # two layers of keys and values in float32
+    assert outcome.live_state_bytes == {}, "all of it is live"
     assert outcome.seconds > 0
     assert outcome.ms_per_step > 0
 
