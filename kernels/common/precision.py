@@ -14,7 +14,10 @@ def accumulator(*xs: Tensor | None) -> torch.dtype:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Autocast would send the float32 matrix products inside an operator through bfloat16."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on where x is. Asking torch which devices know it would break a compiled graph."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mixassay.kernels import interpreted
+from mixassay.kernels.common.precision import autocasts
 
 
 INSTALLED = find_spec("triton") is not None
@@ -35,9 +36,8 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 
 def operand_dtype(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """What the products read: under autocast its dtype, else the widest of the three."""
-    kind = q.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
+    if autocasts(q):
+        return torch.get_autocast_dtype(q.device.type)
     return torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
 
 
