@@ -287,6 +287,19 @@ def check_packed(op: LogLinear) -> None:
         assert error(again[:, 18:40], op.public(**twice, backend="reference")[0][:, 22:]) <= TOL
 
 
+def check_triton(op: LogLinear) -> None:
+    """The public function over the kernels, interpreted or on a GPU: alone, packed, and with states around them."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = op.without_state(Case(22, None, B=1, heads=(1, 2), start=False), dtype=torch.float32, L=4)
+    given = {n: x.to(device) for n, x in given.items()}
+    bounds = torch.tensor([0, 3, 22], device=device)
+    for options in ({}, {"cu_seqlens": bounds}, {"output_final_state": True}):
+        (o, final), (truth, last) = (op.public(**given, **options, backend=b) for b in ("triton", "reference"))
+        assert error(o, truth) <= 1e-5
+        assert final is None or error(final.slots, last.slots) <= 1e-5
+
+
 def check_state_errors(op: LogLinear) -> None:
     given = op.without_state(Case(4, None, start=False), L=3)
     slots, position = torch.zeros(2, 4, 3, 4, 3), torch.zeros(2, dtype=torch.int64)
