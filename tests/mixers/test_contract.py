@@ -46,6 +46,15 @@ VARIANTS = {
         {"heads": 2, "allow_neg_eigval": True, "levels": 4},
         {"heads": 4, "head_dim": 6, "expand_v": 1.5, "conv": 0, "gate": False, "levels": 8},
     ],
+    "hla2": [
+        {"heads": 4, "kv_heads": 2, "decay": "token", "rope": True},
+        {"heads": 2, "feature_map": "elu", "normalizer": True, "output_norm": False, "conv": 0},
+    ],
+    "ahla": [{"heads": 2, "head_dim": 6, "decay": "learned", "rope": True, "rope_base": 100.0}],
+    "hla3": [
+        {"heads": 4, "kv_heads": 1, "decay": "fixed"},
+        {"feature_map": "relu", "normalizer": True, "conv": 2},
+    ],
     "base_conv": [{"conv": 1}, {"conv": 7}],
 }
 CASES = [(name, kw) for name in mixer.names() for kw in [{}, *VARIANTS.get(name, [])]]
