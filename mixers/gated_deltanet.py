@@ -6,7 +6,6 @@ Mamba-2's decay, which forgets everything a little.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from mixassay.errors import UserError
 from mixassay.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
@@ -104,6 +103,6 @@ class GatedDeltaNet(Mixer):
         return self.strength * wide(raw).sigmoid()
 
     def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        o = self.norm(o).flatten(-2)
-        y: Tensor = self.out_proj(o * silu(wide(gate)) if gate.shape[-1] else o)
+        after = torch.unflatten(gate, -1, (self.heads, self.V)) if gate.shape[-1] else None
+        y: Tensor = self.out_proj(self.norm(o, after=after).flatten(-2))
         return y

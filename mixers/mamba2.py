@@ -8,14 +8,12 @@ a short convolution with SiLU on x, B and C, a gate z, a norm, one projection ba
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from mixassay.errors import UserError
 from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.decay import SelectiveDecay, spared
 from mixassay.mixers.parts.norm import RMSNorm
-from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least
 
@@ -104,5 +102,5 @@ class Mamba2(Mixer):
 
     def _output(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
         y = y + self.D.unsqueeze(-1) * x
-        out: Tensor = self.out_proj(self.norm(y.flatten(-2) * silu(wide(z))))
+        out: Tensor = self.out_proj(self.norm(y.flatten(-2), before=z))
         return out

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+TILE = 8192  # numbers of a slot in a program's registers
+
 
 @triton.jit
 def holds(t, l, L: tl.constexpr):
@@ -89,7 +91,7 @@ def step(
     B, H, L, K, V = slots.shape
     o, new = v.new_empty(v.shape), slots.new_empty(slots.shape)
     BK = max(16, triton.next_power_of_2(K))
-    BV = min(max(16, triton.next_power_of_2(V)), max(16, 4096 // BK))
+    BV = min(max(16, triton.next_power_of_2(V)), max(16, TILE // BK))
     rows = [None if x is None else _rows(x) for x in (q, k, v, beta, level_scale, log_decay)]
     wide = torch.float64 in (q.dtype, k.dtype, v.dtype, slots.dtype)
     step_kernel[(B * H * triton.cdiv(V, BV),)](

@@ -1,0 +1,106 @@
+"""The Triton kernels as torch operators: autograd, fake tensors, and vmap with a weight for each member.
+
+An operator returns tensors only, so what is absent is a tensor without elements.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixassay.kernels.common.registered import folded, nothing, on_device, present, unfolded
+from mixassay.kernels.norm import triton
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    groups: int,
+    eps: float,
+    mean: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    weight, before, after = (None if t is None else t.unsqueeze(0) for t in (weight, before, after))
+    y: Tensor = forward(x.unsqueeze(0), weight, before, after, groups, eps, mean, dtype)
+    return y.squeeze(0)
+
+
+@torch.library.custom_op("mixassay::norm", mutates_args=())
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    groups: int,
+    eps: float,
+    mean: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x, before, after [M, ..., D] and weight [M, D] of M members."""
+    with on_device(x):
+        return triton.forward(x, weight, before, after, groups, eps, mean, dtype)
+
+
+@torch.library.custom_op("mixassay::norm_backward", mutates_args=())
+def backward(
+    x: Tensor,
+    weight: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    dy: Tensor,
+    groups: int,
+    eps: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    with on_device(x):
+        dx, *others = triton.backward(x, weight, before, after, dy, groups, eps, mean)
+    dweight, dbefore, dafter = (nothing(x) if t is None else t for t in others)
+    return dx, dweight, dbefore, dafter
+
+
+@forward.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    groups: int,
+    eps: float,
+    mean: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+@backward.register_fake
+def _(
+    x: Tensor, weight: Tensor | None, before: Tensor | None, after: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dweight, dbefore, dafter = (nothing(x) if t is None else t.new_empty(t.shape) for t in (weight, before, after))
+    return x.new_empty(x.shape), dweight, dbefore, dafter
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.groups, ctx.eps, ctx.mean, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    grads = backward(*ctx.saved_tensors, dy, ctx.groups, ctx.eps, ctx.mean)
+    return *map(present, grads), None, None, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_remember)
+
+
+@forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    (y,), (dim,) = unfolded(info, (forward(*folded(info, in_dims, args)),))
+    return y, dim
+
+
+@backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    return unfolded(info, backward(*folded(info, in_dims, args)))
