@@ -48,6 +48,11 @@ class Setting:
     budget: float = 0.1  # seconds for each time
 
 
+QUICK: dict[str, Any] = {"lengths": (128, 256), "heads": {64: 2}, "tokens": 512, "checked": 77, "budget": 0.01}
+CPU: dict[str, Any] = {"lengths": (2048, 4096, 8192), "tokens": 8192, "checked": 301}
+"""Settings in which a laptop, or a CPU, needs seconds or minutes."""
+
+
 @dataclass(eq=False)
 class Entry:
     """One pass of one implementation at one shape, and what became of it."""
@@ -80,7 +85,7 @@ class Entry:
             "status": failure.status if failure else "ok",
             "reason": failure.reason if failure else None,
             "errors": {
-                name: errors if errors and not isinstance(errors, Failure) else None
+                name: {} if isinstance(errors, Failure) else errors
                 for name, errors in (("short", self.short), ("timed", self.timed))
             },
         }
@@ -171,7 +176,8 @@ def at(
     for e, times in clock.compare(runs).items():
         e.times = times
         if not isinstance(times, Failure):
-            e.peak_bytes = clock.peak_bytes(runs[e])
+            peak = attempt(partial(clock.peak_bytes, runs[e]))
+            e.peak_bytes = None if isinstance(peak, Failure) else peak
     floor = floor_ms(op, shape, many.inputs, rates) if rates else {}
     for c in candidates:
         yield {

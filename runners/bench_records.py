@@ -37,10 +37,9 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            known = record["bench"] in ("data", "kernels", "decode")
-        except (ValueError, TypeError, KeyError):
-            known = False
-        if not known:
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or record.get("bench") not in ("data", "kernels", "decode"):
             warnings.append(f"{path}:{number}: no record of a benchmark, skipped")
         elif record.get("schema", SCHEMA) > SCHEMA:
             raise UserError(f"{path}:{number}: written by a newer mixassay (schema {record['schema']}); upgrade")

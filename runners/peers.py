@@ -1,6 +1,7 @@
 """Other people's implementations of our operators, called as they come. None of them is a dependency.
 
-PyTorch's own attention kernels, and flash-linear-attention (Yang and Zhang 2024, `pip install 'mixassay[peers]'`).
+PyTorch's own attention kernels, and those of flash-linear-attention (Yang and Zhang 2024, `pip install
+'mixassay[peers]'`), whose operators are the distribution fla-core.
 """
 
 import functools
@@ -17,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mixassay.runners.operators import Call, Inputs
 
-FLA = "flash-linear-attention"
+FLA = "fla-core"
 
 
 @dataclass(frozen=True)

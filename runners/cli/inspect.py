@@ -1,4 +1,4 @@
-"""The verbs that look and change nothing: list, show, validate, schema, doctor, bench."""
+"""The verbs that look and change nothing: list, show, validate, schema, doctor."""
 
 import ast
 import json
@@ -19,9 +19,6 @@ from mixassay.runners.cli import RESULTS, AsJson, File, Only, Overrides, Results
 from mixassay.runners.cli.files import find, load, shipped
 from mixassay.runners.store import Store
 from mixassay.source import Problems, read
-
-bench = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(bench, name="bench")
 
 
 @app.command("list")
@@ -130,22 +127,3 @@ def doctor(results: Results = RESULTS, as_json: AsJson = False) -> None:
                 table.add_row("", "", f"[bold]-> {finding.mend}[/]")
         Console().print(table)
     raise typer.Exit(1 if any(finding.state == "wrong" for finding in findings) else 0)
-
-
-@bench.command()
-def data(
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
-    rows: Annotated[int, typer.Option(min=1, help="Rows that ours draws.")] = 100_000,
-    loop_rows: Annotated[int, typer.Option(min=1, help="Rows that the loop draws.")] = 1_000,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the record to this file, as JSON.")] = None,
-) -> None:
-    """Time data generation against a plain NumPy loop, and print the ratio."""
-    from mixassay.runners.bench_data import bench_data
-
-    record = bench_data(device, rows, loop_rows)
-    if out is not None:
-        try:
-            with open(out, "a") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as problem:
-            raise UserError(f"cannot write to {out}: {problem.strerror}") from problem

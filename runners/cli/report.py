@@ -1,12 +1,14 @@
 """`mixassay report`: the table of what is stored."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from mixassay.errors import UserError
-from mixassay.runners import export, published, render, session
+from mixassay.runners import bench_records, bench_report, export, published, render, session
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load
 from mixassay.runners.store import Store
@@ -26,8 +28,18 @@ def report(
     ] = None,
     results: Results = RESULTS,
     write: Annotated[bool, typer.Option("--write", help="Also write DIR/<name>/TABLE.md.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw time against T (benchmarks only): .svg, .png, .pdf.")
+    ] = None,
 ) -> None:
-    """Print the table of a sweep from what is stored. Trains nothing."""
+    """Print the table of a sweep from what is stored, or of a benchmark's records (FILE.jsonl). Trains nothing."""
+    if file.endswith(".jsonl"):
+        if overrides or only is not None or seeds is not None or against is not None or write:
+            raise UserError(f"{file} holds records of benchmarks, to which only --format and --plot apply")
+        report_bench(Path(file), format, plot)
+        return
+    if plot is not None:
+        raise UserError("--plot draws records of benchmarks: give a file made by `mixassay bench` (.jsonl)")
     sweep = load(file, overrides, only, seeds)
     stored = Store(results).read(sweep.name)
     errors = Console(stderr=True)
@@ -38,18 +50,40 @@ def report(
     table = session.table(sweep, stored.records)
     theirs = published.load(against) if against is not None else None
     grids = [render.grid(table), *([published.grid(table, theirs)] if theirs is not None else [])]
-    if format == "rich":
-        console = Console()
-        for grid in grids:
-            console.print(render.rich(grid, console.width))
-    elif format == "json":
+    if format == "json":
         print(export.to_json(table, published.long_form(table, theirs) if theirs is not None else None), end="")
     elif format == "csv":
         print(export.to_csv(table), end="")
     else:
-        write_text = render.markdown if format == "md" else render.latex
-        print("\n".join(write_text(grid) for grid in grids), end="")
+        print_grids(grids, format)
     if write:
         path = results / sweep.name / "TABLE.md"
         path.write_text("\n".join(render.markdown(grid) for grid in grids))
         errors.print(f"written to {path}", highlight=False)
+
+
+def report_bench(path: Path, format: Format, plot: Path | None) -> None:
+    records, warnings = bench_records.read(path)
+    if not records:
+        raise UserError(f"{path}: no record of a benchmark; `mixassay bench` makes them")
+    if format == "json":
+        print(bench_report.to_json(records), end="")
+    elif format == "csv":
+        print(bench_report.to_csv(records), end="")
+    else:
+        print_grids(bench_report.tables(records, warnings), format)
+    if plot is not None:
+        from mixassay.runners.bench_plot import plot as draw  # imports matplotlib
+
+        draw(records, plot)
+        Console(stderr=True).print(f"drawn to {plot}", highlight=False)
+
+
+def print_grids(grids: Sequence[render.Grid], format: Format) -> None:
+    if format == "rich":
+        console = Console()
+        for grid in grids:
+            console.print(render.rich(grid, console.width))
+    else:
+        write_text = render.markdown if format == "md" else render.latex
+        print("\n".join(write_text(grid) for grid in grids), end="")

@@ -227,6 +227,7 @@ def test_bench_data_prints_the_ratio(place: Any) -> None:
 
 def test_what_must_be_quick_never_imports_torch(trained: Path) -> None:
     words = [["--help"], ["report", "tiny.yaml"], ["show", "tiny.yaml"], ["list", "configs"], ["list", "mixers"]]
+    words.append(["report", str(Path(__file__).parents[2] / "results/bench/data.jsonl")])
     code = f"""
 import contextlib, io, sys
 from mixassay.runners import cli
