@@ -17,7 +17,7 @@ EPS = 1e-8
 
 @dataclass
 class AdamW:
-    """`lr`, `weight_decay`: [M]. `decay_mask`: [P], 1 where a parameter is decayed. `step` counts updates made."""
+    """`lr`, `weight_decay`: [M]. `decay_mask`: [P], 1 where a parameter is decayed. No update waits for the device."""
 
     lr: Tensor
     weight_decay: Tensor
@@ -26,10 +26,10 @@ class AdamW:
     clip: float | None
     mean: Tensor  # [M, P], first moment
     square: Tensor  # [M, P], second moment
-    step: int = 0
+    count: Tensor  # float64 [], updates made
 
     @torch.no_grad()
-    def update(self, params: Tensor, grads: Tensor, scale: float, active: Tensor) -> Tensor:
+    def update(self, params: Tensor, grads: Tensor, scale: float | Tensor, active: Tensor) -> Tensor:
         """Move `params` [M, P] in place by `grads` at `scale` times each row's lr; says which rows are finite, [M]."""
         norm = torch.linalg.vector_norm(grads, dim=1)  # [M]
         finite = torch.isfinite(norm)
@@ -40,13 +40,13 @@ class AdamW:
         # where() and not a product: 0 * inf is nan
         grads = torch.where(go[:, None], grads, 0.0) * torch.where(go, factor, 0.0)[:, None]
         b1, b2 = self.betas
-        self.step += 1
+        self.count += 1
         self.mean.lerp_(grads, 1 - b1)
         self.square.mul_(b2).addcmul_(grads, grads, value=1 - b2)
         lr = torch.where(go, self.lr * scale, 0.0)[:, None]
-        denominator = (self.square.sqrt() / math.sqrt(1 - b2**self.step)).add_(EPS)
+        denominator = (self.square.sqrt() / (1 - b2**self.count).sqrt()).add_(EPS)
         params.sub_(params * (lr * self.weight_decay[:, None] * self.decay_mask))
-        params.sub_(lr / (1 - b1**self.step) * self.mean / denominator)
+        params.sub_(lr / (1 - b1**self.count) * self.mean / denominator)
         return finite
 
     def keep(self, rows: list[int]) -> None:

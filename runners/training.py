@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import checkpoint
 from mixassay.runners.evaluate import Questions, evaluate, means, questions
+from mixassay.runners.graph import Replay
 from mixassay.runners.optim import AdamW, schedule
 from mixassay.runners.stack import Mode, Stack
 from mixassay.runners.stream import Stream
@@ -101,13 +103,18 @@ class Training:
             clip=self.train.clip,
             mean=torch.zeros_like(p),
             square=torch.zeros_like(p),
+            count=torch.zeros((), dtype=torch.float64, device=device),
         )
+        steps, train = self.stream.steps, self.train
+        shares = [schedule(train.schedule, step, steps, train.warmup) for step in range(steps)]
+        self.shares = torch.tensor(shares, dtype=torch.float64, device=device)  # of the peak learning rate
+        self.replay = Replay(self._update, device)
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
         self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
 
     def advance(self) -> None:
         """One step of every member."""
-        start, train = time.perf_counter(), self.train
+        start = time.perf_counter()
         seeds = tuple(member.spec.seed for member in self.members)
         rows = self.stream.rows(self.step, seeds, self.device)
         M = len(self.members)
@@ -119,18 +126,23 @@ class Training:
                 torch.tensor(seeds, device=self.device), DROPOUT, self.step, shape, self.spec.model.dropout
             )
             keep = keep.to(self.stack.params.dtype) / (1 - self.spec.model.dropout)
-        loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep)
-        scale = schedule(train.schedule, self.step, self.stream.steps, train.warmup)
-        finite = torch.isfinite(loss)
-        finite &= self.optim.update(self.stack.params, grad, scale, self.active & finite)
-        self.broke_at = torch.where(self.active & ~finite, self.step, self.broke_at)
-        self.active &= finite
-        self.loss_sum += torch.where(finite, loss, 0.0).double()
+        self.replay(tokens, positions, labels, keep)
         self.loss_steps += 1
         self.step += 1
         if self.device != "cpu" and self._due(LOOK_EVERY):
             torch.cuda.synchronize()
         self._charge(time.perf_counter() - start, training=True)
+
+    def _update(self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None) -> None:
+        """Changes, in place: parameters, the optimiser, `active`, `broke_at`, `loss_sum`."""
+        loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep)
+        now = self.optim.count.long()
+        share = self.shares.index_select(0, now.view(1)).squeeze(0)
+        finite = torch.isfinite(loss)
+        finite &= self.optim.update(self.stack.params, grad, share, self.active & finite)
+        self.broke_at.copy_(torch.where(self.active & ~finite, now, self.broke_at))
+        self.active &= finite
+        self.loss_sum += torch.where(finite, loss, 0.0).double()
 
     def settle(self) -> list[Outcome]:
         """After a step: validates where that is due, and takes out the members that have finished."""
@@ -239,7 +251,8 @@ class Training:
         self.members = [Member(spec=self.specs[m["place"]], **m) for m in state["alive"]]
         self._keep([member.place for member in self.members])
         self.finished = [Outcome(**o | {"spec": self.specs[o["spec"]]}) for o in state["finished"]]
-        self.step = self.optim.step = state["step"]
+        self.step = state["step"]
+        self.optim.count.fill_(self.step)
         self.loss_steps = state["loss_steps"]
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
@@ -272,6 +285,7 @@ class Training:
     def _keep(self, rows: list[int]) -> None:
         self.stack.keep(rows)
         self.optim.keep(rows)
+        self.replay.forget()
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.stream.steps

@@ -19,6 +19,7 @@ def rows(M=3, P=7, *, clip=None, seed=0):
         clip=clip,
         mean=torch.zeros_like(params),
         square=torch.zeros_like(params),
+        count=torch.zeros((), dtype=torch.float64),
     )
     return params, optim, g
 
