@@ -1,23 +1,26 @@
 """Log-linear attention in Triton: kernels and their launches, forward and backward.
 
-Tokens are cut into chunks of C. A pair (i, j) of one chunk has the level bit_length(i xor j). Across chunks, chunk n sees
-one node of a binary tree of chunk states for every set bit m of n: the 2^m chunks before (n >> m) << m, at level
-log2(C) + 1 + m. With G the inclusive cumulative log decay of a chunk, Lam the weights of its pairs, s the scale:
+Tokens are cut into chunks of C. A pair (i, j) of one chunk has the level bit_length(i xor j). Across chunks, chunk n
+sees one node of a binary tree of chunk states for every set bit m of n: the 2^m chunks before (n >> m) << m, at level
+log2(C) + 1 + m. Levels past the last weight share it. With s the scale, G a chunk's inclusive cumulative log decay,
+Gam_ij = e^{G_i - G_j} for j <= i (else 0), Lam_ij the weight lambda_i of the pair's level, and for each node m seen
+w_m = s e^{G + log decay from the node's end to the chunk}:
 
-    Gam_ij = e^{G_i - G_j},  A = s (Q K^T) . Gam . Lam        w_m = s e^{G + decay from the node's end to the chunk}
-    O = A V + sum_m lambda_m w_m Q S_m                        S = e^{decay of right} S_left + S_right, up from the leaves
-    dS_m = sum over the 2^m chunks that see the node of (lambda_m w_m Q)^T dO
-    dS of a leaf = sum of e^{decay between their ends} dS over the nodes that it is part of
-    dA = s (dO V^T) . Gam . Lam    dQ = dA K + sum_m lambda_m w_m dO S_m^T      dlambda_m = w_m (Q . dO S_m^T) 1
-    dK = dA^T Q + e^{G_C - G} V dS^T    dV = A^T dO + e^{G_C - G} K dS          dlambda_l = (dA . Q K^T)_{level l} 1 / Lam
+    A  = s (Q K^T) . Gam . Lam         O  = A V + sum_m lambda_m w_m Q S_m
+    dA = s (dO V^T) . Gam . Lam        dQ = dA K + sum_m lambda_m w_m dO S_m^T
+    dK = dA^T Q + e^{G_C - G} V dS^T   dV = A^T dO + e^{G_C - G} K dS
+    dlambda = row sums over each level of s (Q K^T) . (dO V^T) . Gam, and of w_m Q . (dO S_m^T)
 
-The tree is stored as Fenwick's: only left children are ever read, and the one whose last chunk is e, of height m = the
-trailing zeros of e + 1, has slot e. Chunk n then reads slot x - 1 for x = n, x & (x - 1), ... while x > 0, and its own
-state is part of the slots x - 1 for x = n + 1, x + (x & -x), ... The last chunk of a sequence is in no node that is read.
+A node's state is S = e^{decay of the right child} S_left + S_right. Its own gradient is the sum over the chunks that
+see it of (lambda_m w_m Q)^T dO; dS of a chunk is the sum over the nodes that it is part of, decayed between their ends.
+
+Nodes lie in Fenwick's order. Only left children are ever seen, and the one that ends with chunk e, of height m = the
+trailing zeros of e + 1, has slot e. Chunk n sees slots x - 1 for x = n, x & (x - 1), ... while x > 0, and is part of
+the nodes in slots x - 1 for x = n + 1, x + (x & -x), ... The last chunk of a sequence is in no node that is seen.
 
 Each kernel is parallel over chunks, and every sum has a fixed order. The decay's gradient is that of
-linear_attention/triton.py: minus the sum over the tokens before t of u = (a token's pairs with earlier ones) - (its pairs
-with later ones). Those sums cancel over long sequences: they are taken in two levels, over chunks in float64.
+linear_attention/triton.py: minus the sum over the tokens before t of u = (a token's pairs with earlier ones) - (its
+pairs with later ones). Such sums cancel, so they are taken in two levels, the one over chunks in float64.
 
 States of more than BK x BV are cut into blocks (kb, vb) that are worked on apart and whose parts are added in order. A
 product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
@@ -32,10 +35,9 @@ from torch import Tensor
 
 from mixassay.kernels.common.triton import WEAKEST, load_log_decay, load_rows, operands, store_rows, sum_dtype, weight
 
-LEAVES = tl.constexpr(4)  # chunks whose states one program adds up
-FAN = tl.constexpr(16)  # nodes that a program of the tree's upper part adds up
-FAR = tl.constexpr(8)  # chunks that a program sums the gradient of a high node over
-FAR_HEIGHT = tl.constexpr(3)  # log2(FAR): higher nodes have more than one such program
+LEAVES = tl.constexpr(4)  # chunks that one program of the tree's lower end takes
+FAN = tl.constexpr(16)  # nodes that one program of its upper part adds up
+FAR = tl.constexpr(8)  # chunks over which one program sums the gradients of the nodes that they see
 
 
 @triton.jit
@@ -89,6 +91,25 @@ def _weights(at, i, left, stride, L: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
+def _between(sums, end, steps, keep):
+    """Log decay from the end of a chunk to the end of that `steps` later, 0 unless `keep`."""
+    later = tl.load(sums + end + steps, mask=keep, other=0.0)
+    return later - tl.load(sums + end, mask=keep, other=0.0)
+
+
+@triton.jit
+def _seen(at_level, sums, ends, G, i, left, n, x, seen, H, L: tl.constexpr, LOG: tl.constexpr, DECAY: tl.constexpr):
+    """How the rows of chunk n see the node before chunk x, if `seen`: lambda [C], and the decay from the node's end."""
+    level = tl.minimum(LOG + 1 + _log2(x & -x), L - 1)
+    lam = tl.load(at_level + i * H * L + level, mask=(i < left) & seen, other=0.0)
+    if DECAY:
+        w = weight(G + _between(sums, ends + x - 1, n - x, seen).to(G.dtype), lam.dtype)
+    else:
+        w = tl.full(lam.shape, 1.0, lam.dtype)
+    return lam, w
+
+
+@triton.jit
 def leaf_kernel(
     k,
     v,
@@ -115,7 +136,7 @@ def leaf_kernel(
     """The states of four chunks and of the nodes over them."""
     index, h, kb, vb, _ = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), 1)
     chunk, first, left, n, count = _chunk(index, table, T, NT, LEAVES, C, PACKED)
-    if (left > 0) & (n + 1 < count):
+    if left > 0:
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
@@ -148,7 +169,13 @@ def leaf_kernel(
             if j == 3:
                 S += pair * weight(before + total, ACC) if DECAY else pair
             at = tree + ((chunk + j) * H + h) * K * V + kk[:, None] * V + vv[None, :]
-            tl.store(at, S.to(tree.dtype.element_ty), mask=keep & seen)
+            tl.store(at, S.to(tree.dtype.element_ty), mask=keep & (n + j < count))
+
+
+@triton.jit
+def _since(sums, end, back, keep, DECAY: tl.constexpr, ACC: tl.constexpr):
+    """The decay to the end of a chunk from the end of that `back` earlier."""
+    return weight(_between(sums, end - back, back, keep), ACC) if DECAY else 1.0
 
 
 @triton.jit
@@ -173,6 +200,7 @@ def up_kernel(
     chunk, _, left, n, count = _chunk(index, table, T, NT, FAN * STEP, C, PACKED)
     if (left > 0) & (n + 2 * STEP < count):
         at = block * BLOCK + tl.arange(0, BLOCK)
+        ends = (chunk // NT * H + h) * NT + chunk % NT
         s0 = tl.zeros([BLOCK], dtype=ACC)
         s1, s2, s3 = s0, s0, s0
         for j in tl.static_range(FAN):
@@ -181,15 +209,14 @@ def up_kernel(
             to = tree + ((chunk + end) * H + h) * SIZE + at
             S = tl.load(to, mask=(at < SIZE) & seen, other=0.0).to(ACC)
             if j % 2 == 1:
-                e = chunk + end
-                last = (e // NT * H + h) * NT + e % NT
-                S += s0 * _since(sums, last, STEP, seen, DECAY, ACC)
+                at_end = ends + end
+                S += s0 * _since(sums, at_end, STEP, seen, DECAY, ACC)
                 if j % 4 == 3:
-                    S += s1 * _since(sums, last, 2 * STEP, seen, DECAY, ACC)
+                    S += s1 * _since(sums, at_end, 2 * STEP, seen, DECAY, ACC)
                 if j % 8 == 7:
-                    S += s2 * _since(sums, last, 4 * STEP, seen, DECAY, ACC)
+                    S += s2 * _since(sums, at_end, 4 * STEP, seen, DECAY, ACC)
                 if j % 16 == 15:
-                    S += s3 * _since(sums, last, 8 * STEP, seen, DECAY, ACC)
+                    S += s3 * _since(sums, at_end, 8 * STEP, seen, DECAY, ACC)
                 tl.store(to, S.to(tree.dtype.element_ty), mask=(at < SIZE) & seen)
             if j % 2 == 0:
                 s0 = S
@@ -199,17 +226,6 @@ def up_kernel(
                 s2 = S
             elif j % 16 == 7:
                 s3 = S
-
-
-@triton.jit
-def _since(sums, last, back, keep, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """The decay from `back` chunk ends before to this one."""
-    if DECAY:
-        step = tl.load(sums + last, mask=keep, other=0.0) - tl.load(sums + last - back, mask=keep, other=0.0)
-        w = weight(step, ACC)
-    else:
-        w = 1.0
-    return w
 
 
 @triton.jit
@@ -245,7 +261,7 @@ def output_kernel(
     PREC: tl.constexpr,
 ):
     index, h, kb, vb, _ = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), 1)
-    chunk, row, left, n, count = _chunk(index, table, T, NT, 1, C, PACKED)
+    chunk, row, left, n, _ = _chunk(index, table, T, NT, 1, C, PACKED)
     if left > 0:
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
@@ -258,6 +274,7 @@ def output_kernel(
         vs = load_rows(v + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
         A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         A *= _weights(at_level, i, left, H * L, L, LOG)
+        G = tl.zeros([C], dtype=SUM)
         if DECAY:
             G = tl.cumsum(load_log_decay(g + row * H + h, i, left, H, SUM))
             A *= weight(G[:, None] - G[None, :], ACC)
@@ -266,23 +283,18 @@ def output_kernel(
         if HAS_TREE:
             keep = (kk < K)[:, None] & (vv < V)[None, :]
             at = kk[:, None] * V + vv[None, :]
+            ends = (chunk // NT * H + h) * NT + chunk % NT - n
             x = n
             for _ in range(tl.sum((n >> tl.arange(0, 32)) & 1)):
-                e = chunk - n + x - 1
-                level = LOG + 1 + _log2(x & -x)
-                S = tl.load(tree + (e * H + h) * K * V + at, mask=keep, other=0.0)
-                lam = tl.load(at_level + i * H * L + tl.minimum(level, L - 1), mask=i < left, other=0.0).to(ACC)
-                if DECAY:
-                    ends = sums + (chunk // NT * H + h) * NT
-                    since = tl.load(ends + chunk % NT - 1) - tl.load(ends + e % NT)
-                    lam *= weight(G + since.to(SUM), ACC)
-                os += lam[:, None] * tl.dot(qs, S, input_precision=PREC, out_dtype=ACC)
+                S = tl.load(tree + ((chunk - n + x - 1) * H + h) * K * V + at, mask=keep, other=0.0)
+                lam, w = _seen(at_level, sums, ends, G, i, left, n, x, left > 0, H, L, LOG, DECAY)
+                os += (lam * w)[:, None] * tl.dot(qs, S, input_precision=PREC, out_dtype=ACC)
                 x = x & (x - 1)
         store_rows(o + ((kb * rows + row) * H + h) * V, os * scale, i, left, vv, H * V, V, BV)
 
 
 @triton.jit
-def node_kernel(
+def far_kernel(
     q,
     do,
     g,
@@ -294,13 +306,10 @@ def node_kernel(
     chunks,
     T,
     NT,
-    TOP,  # heights from LOW to below TOP
+    HEIGHTS,
     H,
     R,
-    LOW: tl.constexpr,
-    GROUP: tl.constexpr,  # 2^(LOW + 1)
     PACKS: tl.constexpr,
-    W: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     L: tl.constexpr,
@@ -315,61 +324,53 @@ def node_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """What GROUP chunks add to the gradients of the nodes that they see: a node of height LOW, seen by their second half,
-    and one for each higher set bit. A program takes W of these nodes, side by side in one product. Nodes seen by more
-    than GROUP chunks get parts, one for each group."""
+    """What eight chunks add to the gradients of the high nodes that they see: one of height 2, which their second half
+    sees, and one for each bit that they share. A program takes two of these nodes. A node that more chunks see gets
+    parts, one from each eight."""
     index, h, kb, vb, pack = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), PACKS)
-    chunk, first, left, n, count = _chunk(index, table, T, NT, GROUP, C, PACKED)
-    bits = ((n >> LOW) | 1) & ((1 << (TOP - LOW)) - 1)
-    for _ in range(pack * W):
+    chunk, first, left, n, count = _chunk(index, table, T, NT, FAR, C, PACKED)
+    bits = ((n >> 2) | 1) & ((1 << (HEIGHTS - 2)) - 1)
+    for _ in range(2 * pack):
         bits = bits & (bits - 1)
-    if (left > 0) & (bits != 0) & ((bits != 1) | (n + GROUP // 2 < count)):
+    if (left > 0) & (bits != 0) & ((bits != 1) | (n + FAR // 2 < count)):
+        others = bits & (bits - 1)
+        second = others != 0
+        m = 2 + _log2(bits & -bits)
+        m_second = tl.where(second, 2 + _log2(others & -others), 0)
         i = tl.arange(0, C)
-        w = tl.arange(0, W)
         kk = kb * BK + tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
         keys = (H // R) * K
-        height = tl.zeros([W], dtype=tl.int32)
-        used = height > 0
-        b = bits
-        for nth in tl.static_range(W):
-            height = tl.where(w == nth, tl.maximum(LOW + _log2(b & -b), 0), height)
-            used = used | ((w == nth) & (b != 0))
-            b = b & (b - 1)
-        dS = tl.zeros([BK, W * BV], dtype=ACC)
-        for j in range(tl.where(bits == 1, GROUP // 2, 0), GROUP):
+        ends = (chunk // NT * H + h) * NT + chunk % NT - n
+        dS = tl.zeros([BK, BV], dtype=ACC)
+        dS_second = tl.zeros([BK, BV], dtype=ACC)
+        for j in range(tl.where(bits == 1, FAR // 2, 0), FAR):
             row = first + j * C
             rest = left - j * C
-            sees = used & ((((n + j) >> height) & 1) == 1)
-            mask = (i < rest)[:, None] & sees[None, :]
-            qs = load_rows(q + row * keys + (h // R) * K, i, rest, kk, keys, K, BK).to(DOT)
+            at_level = level_scale + (row * H + h) * L
+            qs = tl.trans(load_rows(q + row * keys + (h // R) * K, i, rest, kk, keys, K, BK).to(DOT))
             dos = load_rows(do + (row * H + h) * V, i, rest, vv, H * V, V, BV)
-            at_level = (row + i)[:, None] * H * L + h * L + tl.minimum(LOG + 1 + height, L - 1)[None, :]
-            r = tl.load(level_scale + at_level, mask=mask, other=0.0).to(ACC)
+            G = tl.zeros([C], dtype=SUM)
             if DECAY:
                 G = tl.cumsum(load_log_decay(g + row * H + h, i, rest, H, SUM))
-                here = sees & (rest > 0)
-                ends = sums + (chunk // NT * H + h) * NT + chunk % NT
-                since = tl.load(ends + j - 1 + w * 0, mask=here, other=0.0)
-                since -= tl.load(ends - n + ((n + j) >> height << height) - 1, mask=here, other=0.0)
-                r *= weight(G[:, None] + since.to(SUM)[None, :], ACC)
-            ys = tl.reshape((r[:, :, None] * dos[:, None, :]).to(DOT), [C, W * BV])
-            dS = tl.dot(tl.trans(qs), ys, acc=dS, input_precision=PREC, out_dtype=ACC)
-        column = tl.arange(0, W * BV)
-        slot = tl.zeros([W * BV], dtype=tl.int64)
-        seen = slot > 0
-        b = bits
-        for nth in tl.static_range(W):
-            m = LOW + _log2(b & -b)
-            node = chunk - n + tl.where(m == LOW, n + GROUP // 2, n >> m << m) - 1
-            part = chunks + (m - LOW - 2) * tl.cdiv(chunks, GROUP) + chunk // GROUP
-            here = column // BV == nth
-            slot = tl.where(here, tl.where(m > LOW + 1, part, node), slot)
-            seen = seen | (here & (b != 0) & ((m > LOW) | (n + GROUP // 2 < count)))
-            b = b & (b - 1)
-        vv = vb * BV + column % BV
-        at = dtree + ((slot * H + h) * K * V + vv)[None, :] + kk[:, None] * V
-        tl.store(at, (dS * scale).to(dtree.dtype.element_ty), mask=(kk < K)[:, None] & (seen & (vv < V))[None, :])
+            x = (n + j) >> m << m
+            seen = (rest > 0) & (((n + j) >> m & 1) == 1)
+            lam, w = _seen(at_level, sums, ends, G, i, rest, n + j, x, seen, H, L, LOG, DECAY)
+            ys = (dos * (lam * w)[:, None]).to(DOT)
+            dS = tl.dot(qs, ys, acc=dS, input_precision=PREC, out_dtype=ACC)
+            x = (n + j) >> m_second << m_second
+            lam, w = _seen(at_level, sums, ends, G, i, rest, n + j, x, (rest > 0) & second, H, L, LOG, DECAY)
+            ys = (dos * (lam * w)[:, None]).to(DOT)
+            dS_second = tl.dot(qs, ys, acc=dS_second, input_precision=PREC, out_dtype=ACC)
+        keep = (kk < K)[:, None] & (vv < V)[None, :]
+        at = kk[:, None] * V + vv[None, :]
+        groups = tl.cdiv(chunks, FAR)
+        node = chunk + tl.where(m == 2, FAR // 2, 0) - 1
+        slot = tl.where(m > 3, chunks + (m - 4) * groups + chunk // FAR, node)
+        tl.store(dtree + (slot * H + h) * K * V + at, (dS * scale).to(dtree.dtype.element_ty), mask=keep)
+        slot = tl.where(m_second > 3, chunks + (m_second - 4) * groups + chunk // FAR, chunk - 1)
+        dS_second = (dS_second * scale).to(dtree.dtype.element_ty)
+        tl.store(dtree + (slot * H + h) * K * V + at, dS_second, mask=keep & second)
 
 
 @triton.jit
@@ -386,7 +387,7 @@ def parts_kernel(
     PACKED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of every node that more than FAR chunks see, from its parts."""
+    """The gradient of every node that more than eight chunks see, from its parts."""
     index, h, _, _, block = _program(H, 1, 1, tl.cdiv(SIZE, BLOCK))
     chunk, _, left, n, count = _chunk(index, table, T, NT, 2 * FAR, C, PACKED)
     x = n + 2 * FAR  # one after the node's last chunk
@@ -394,8 +395,7 @@ def parts_kernel(
         p = tl.arange(0, 8)
         at = block * BLOCK + tl.arange(0, BLOCK)
         size = x & -x
-        groups = tl.cdiv(chunks, FAR)
-        part = chunks + (_log2(size) - FAR_HEIGHT - 1) * groups + (chunk + 2 * FAR) // FAR
+        part = chunks + (_log2(size) - 4) * tl.cdiv(chunks, FAR) + (chunk + 2 * FAR) // FAR
         number = tl.cdiv(tl.minimum(size, count - x), FAR)
         S = tl.zeros([BLOCK], dtype=ACC)
         for start in range(0, number, 8):
@@ -422,23 +422,93 @@ def down_kernel(
     PACKED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """For every eighth slot, its gradient and those of the nodes that it is part of."""
+    """For every fourth slot the total: its gradient and those of the nodes that it is part of."""
     index, h, _, _, block = _program(H, 1, 1, tl.cdiv(SIZE, BLOCK))
-    chunk, _, left, n, count = _chunk(index, table, T, NT, FAR, C, PACKED)
-    x = n + FAR
+    chunk, _, left, n, count = _chunk(index, table, T, NT, LEAVES, C, PACKED)
+    x = n + LEAVES
     if (left > 0) & (x < count):
         at = block * BLOCK + tl.arange(0, BLOCK)
-        if DECAY:
-            ends = sums + (chunk // NT * H + h) * NT + chunk % NT - n
+        end = (chunk // NT * H + h) * NT + chunk % NT + LEAVES - 1
         S = tl.zeros([BLOCK], dtype=ACC)
         while x < count:
             own = tl.load(dtree + ((chunk - n + x - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
             if DECAY:
-                own *= weight(tl.load(ends + x - 1) - tl.load(ends + n + FAR - 1), ACC)
+                own *= weight(_between(sums, end, x - n - LEAVES, x < count), ACC)
             S += own
             x += x & -x
-        to = dtree + ((offset + (chunk + FAR - 1) // FAR) * H + h) * SIZE + at
+        to = dtree + ((offset + (chunk + LEAVES - 1) // LEAVES) * H + h) * SIZE + at
         tl.store(to, S.to(dtree.dtype.element_ty), mask=at < SIZE)
+
+
+@triton.jit
+def near_kernel(
+    q,
+    do,
+    g,
+    level_scale,
+    sums,
+    dtree,
+    table,
+    scale,
+    offset,
+    T,
+    NT,
+    H,
+    R,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    L: tl.constexpr,
+    C: tl.constexpr,
+    LOG: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DECAY: tl.constexpr,
+    HAS_TOTALS: tl.constexpr,
+    PACKED: tl.constexpr,
+    DOT: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """The totals of the slots between: of four chunks, the first, second and third."""
+    index, h, kb, vb, _ = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), 1)
+    chunk, first, left, n, count = _chunk(index, table, T, NT, LEAVES, C, PACKED)
+    if (left > 0) & (n + 1 < count):
+        i = tl.arange(0, C)
+        kk = kb * BK + tl.arange(0, BK)
+        vv = vb * BV + tl.arange(0, BV)
+        keys = (H // R) * K
+        keep = (kk < K)[:, None] & (vv < V)[None, :]
+        at = kk[:, None] * V + vv[None, :]
+        ends = (chunk // NT * H + h) * NT + chunk % NT
+        outer = tl.zeros([BK, BV], dtype=ACC)
+        if HAS_TOTALS:
+            total = dtree + ((offset + (chunk + LEAVES - 1) // LEAVES) * H + h) * K * V
+            outer = tl.load(total + at, mask=keep & (n + LEAVES < count), other=0.0).to(ACC)
+        dS = outer
+        for step in tl.static_range(4):
+            j = (2, 3, 1, 3)[step]  # this chunk
+            node = (1, 1, 0, 2)[step]  # sees the node of this slot
+            rest = left - j * C
+            row = first + j * C
+            at_level = level_scale + (row * H + h) * L
+            qs = load_rows(q + row * keys + (h // R) * K, i, rest, kk, keys, K, BK).to(DOT)
+            dos = load_rows(do + (row * H + h) * V, i, rest, vv, H * V, V, BV)
+            G = tl.zeros([C], dtype=SUM)
+            if step == 3:
+                dS = outer
+            if DECAY:
+                G = tl.cumsum(load_log_decay(g + row * H + h, i, rest, H, SUM))
+                if step == 2:  # from the node around this one
+                    dS *= weight(_between(sums, ends, 1, n + 2 < count), ACC)
+                elif step != 1:
+                    dS *= weight(_between(sums, ends + node, 3 - node, n + LEAVES < count), ACC)
+            lam, w = _seen(at_level, sums, ends - n, G, i, rest, n + j, n + node + 1, rest > 0, H, L, LOG, DECAY)
+            ys = (dos * (lam * w * scale)[:, None]).to(DOT)
+            dS = tl.dot(tl.trans(qs), ys, acc=dS, input_precision=PREC, out_dtype=ACC)
+            if step > 0:
+                to = dtree + ((chunk + node) * H + h) * K * V + at
+                tl.store(to, dS.to(dtree.dtype.element_ty), mask=keep & (n + node + 1 < count))
 
 
 @triton.jit
@@ -477,7 +547,6 @@ def backward_kernel(
     BV: tl.constexpr,
     DECAY: tl.constexpr,
     HAS_TREE: tl.constexpr,
-    HAS_TOTALS: tl.constexpr,
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
     SUM: tl.constexpr,
@@ -497,55 +566,42 @@ def backward_kernel(
         at_key = row * keys + (h // R) * K
         at_value = (row * H + h) * V
         at_level = level_scale + (row * H + h) * L
-        at_state = kk[:, None] * V + vv[None, :]
-        keep = (kk < K)[:, None] & (vv < V)[None, :]
-        if HAS_TREE & DECAY:
-            ends = sums + (chunk // NT * H + h) * NT + chunk % NT - n
         qs = load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT)
         ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
         vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
         dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
-        A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC) * scale
+        A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+        G = tl.zeros([C], dtype=SUM)
+        gam = tl.where(causal, tl.full([C, C], 1.0, ACC) * scale, 0.0)
         if DECAY:
             gs = load_log_decay(g + row * H + h, i, left, H, SUM)
             G = tl.cumsum(gs)
-            A *= weight(G[:, None] - G[None, :], ACC)
-        A = tl.where(causal, A, 0.0)  # without Lam, which dA gets instead where both meet
+            gam *= weight(G[:, None] - G[None, :], ACC)
+        dA *= gam
         pairs = A * dA
+        A *= gam
         dlam = tl.zeros([C, LP], dtype=ACC)
+        lam = tl.zeros([C, C], dtype=ACC)
         x = i[:, None] ^ i[None, :]
         for level in tl.static_range(LOG + 1):
             column = level if level < L else L - 1
             here = (x >= 1 << level >> 1) & (x < 1 << level)
+            lam = tl.where(here, tl.load(at_level + i * H * L + column, mask=i < left, other=0.0)[:, None], lam)
             of_level = tl.sum(tl.where(here, pairs, 0.0), 1)
             dlam += tl.where(columns[None, :] == column, of_level[:, None], 0.0)
-        lam = _weights(at_level, i, left, H * L, L, LOG)
         if DECAY:
             pairs = tl.where(i[:, None] > i[None, :], pairs * lam, 0.0)
             us = tl.sum(pairs, 1) - tl.sum(pairs, 0)
-            dA *= weight(G[:, None] - G[None, :], ACC)
         A = (A * lam).to(DOT)
-        dA = tl.where(causal, dA * lam * scale, 0.0).to(DOT)
+        dA = (dA * lam).to(DOT)
 
         dvT = tl.zeros([BV, C], dtype=ACC)
         dkT = tl.zeros([BK, C], dtype=ACC)
         if HAS_TREE:
-            dS = tl.zeros([BK, BV], dtype=ACC)
-            x = n + 1
-            while x < count:
-                slot = chunk - n + x - 1
-                low = x & -x
-                if HAS_TOTALS:
-                    slot = tl.where(low >= FAR, offset + slot // FAR, slot)
-                own = tl.load(dtree + (slot * H + h) * K * V + at_state, mask=keep, other=0.0).to(ACC)
-                if DECAY:
-                    own *= weight(tl.load(ends + x - 1) - tl.load(ends + n), ACC)
-                dS += own
-                x += low
-                if HAS_TOTALS:
-                    x = tl.where(low >= FAR, count, x)
-            dS = dS.to(DOT)
+            slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
+            at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
+            dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
             dvT = tl.dot(tl.trans(dS), tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             dkT = tl.dot(dS, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             if DECAY:
@@ -562,23 +618,20 @@ def backward_kernel(
 
         dqs = tl.dot(dA, ks, input_precision=PREC, out_dtype=ACC)
         if HAS_TREE:
-            at_state = kk[None, :] * V + vv[:, None]
+            at = kk[None, :] * V + vv[:, None]
             keep = (kk < K)[None, :] & (vv < V)[:, None]
+            ends = (chunk // NT * H + h) * NT + chunk % NT - n
             x = n
             for _ in range(tl.sum((n >> tl.arange(0, 32)) & 1)):
-                slot = chunk - n + x - 1
-                level = tl.minimum(LOG + 1 + _log2(x & -x), L - 1)
-                ST = tl.load(tree + (slot * H + h) * K * V + at_state, mask=keep, other=0.0)
-                lam = tl.load(at_level + i * H * L + level, mask=i < left, other=0.0).to(ACC)
-                D = tl.dot(dos, ST, input_precision=PREC, out_dtype=ACC) * scale
-                if DECAY:
-                    since = tl.load(ends + n - 1) - tl.load(ends + x - 1)
-                    D *= weight(G + since.to(SUM), ACC)[:, None]
+                ST = tl.load(tree + ((chunk - n + x - 1) * H + h) * K * V + at, mask=keep, other=0.0)
+                own, w = _seen(at_level, sums, ends, G, i, left, n, x, left > 0, H, L, LOG, DECAY)
+                D = tl.dot(dos, ST, input_precision=PREC, out_dtype=ACC) * (w * scale)[:, None]
                 of_level = tl.sum(qs * D, 1)
-                dlam += tl.where(columns[None, :] == level, of_level[:, None], 0.0)
+                column = tl.minimum(LOG + 1 + _log2(x & -x), L - 1)
+                dlam += tl.where(columns[None, :] == column, of_level[:, None], 0.0)
                 if DECAY:
-                    us += lam * of_level
-                dqs += lam[:, None] * D
+                    us += own * of_level
+                dqs += own[:, None] * D
                 x = x & (x - 1)
         store_rows(dq + ((vb * rows + row) * H + h) * K, dqs, i, left, kk, H * K, K, BK)
         block = kb * tl.cdiv(V, BV) + vb
@@ -608,7 +661,7 @@ def gate_kernel(
     ACC: tl.constexpr,
 ):
     index, h, _, _, _ = _program(H, 1, 1, 1)
-    chunk, row, left, n, count = _chunk(index, table, T, NT, 1, C, PACKED)
+    chunk, row, left, n, _ = _chunk(index, table, T, NT, 1, C, PACKED)
     if left > 0:
         i = tl.arange(0, C)
         earlier = tl.arange(0, BLOCK)
@@ -634,22 +687,22 @@ class Plan(NamedTuple):
 
     C: int  # tokens in a chunk
     block: int  # largest BK and BV
-    nodes: int  # nodes whose gradients one program sums side by side
     leaf: Launch
     output: Launch
-    node: Launch
+    far: Launch
+    near: Launch
     backward: Launch
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(64, 128, 2, leaf=Launch(8, 1), output=Launch(4, 2), node=Launch(8, 2), backward=Launch(4, 1))
+        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 2), Launch(8, 1), Launch(4, 1))
     if dtype == torch.bfloat16:
-        return Plan(64, 64, 4, leaf=Launch(4, 1), output=Launch(4, 2), node=Launch(4, 2), backward=Launch(4, 1))
+        return Plan(64, 64, Launch(4, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(4, 1))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores
     other = Launch(8 if exact else 4, 1)
-    return Plan(32, 64, 1, leaf=other, output=other, node=other, backward=other)
+    return Plan(32, 64, other, other, other, other, other)
 
 
 class Chunks(NamedTuple):
@@ -659,16 +712,15 @@ class Chunks(NamedTuple):
     sequences: int  # rows of [sequences, H, NT] tensors: packed sequences lie in one
     T: int
     NT: int  # chunks in such a row
-    heights: int  # of the tree: chunks see nodes of heights below
     table: Tensor | None  # [chunks, 4] first row, rows left, number, number of chunks in the sequence
 
     @classmethod
     def of(cls, B: int, T: int, C: int, cu_seqlens: Tensor | None) -> "Chunks":
         NT = -(-T // C)
         if cu_seqlens is None:
-            return cls(B * NT, B, T, NT, (NT - 1).bit_length(), None)
+            return cls(B * NT, B, T, NT, None)
         total = T // C + cu_seqlens.shape[0] - 1
-        return cls(total, 1, T, total, (NT - 1).bit_length(), _packed(cu_seqlens, C, total))
+        return cls(total, 1, T, total, _packed(cu_seqlens, C, total))
 
     def groups(self, size: int) -> int:
         """Programs that groups of so many chunks need."""
@@ -676,7 +728,7 @@ class Chunks(NamedTuple):
 
 
 def _packed(cu_seqlens: Tensor, C: int, total: int) -> Tensor:
-    """Computed on the device without waiting for it. Superfluous chunks have no rows; empty sequences have no chunks."""
+    """Computed on the device without waiting for it. Superfluous chunks have no rows, empty sequences no chunks."""
     begin, end = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     count = (end - begin + C - 1) // C
     after = count.cumsum(0)
@@ -685,6 +737,25 @@ def _packed(cu_seqlens: Tensor, C: int, total: int) -> Tensor:
     n = index - (after - count)[sequence]
     first = begin[sequence] + n * C
     return torch.stack([first, (end[sequence] - first).clamp(min=0), n, count[sequence]], dim=1)
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what states are kept: in what a product reads them."""
+    return dtype if dtype in (torch.bfloat16, torch.float64) else torch.float32
+
+
+Shape = tuple[int, ...]
+
+
+def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[Shape, Shape, torch.dtype] | None:
+    """Shapes of what `forward` keeps, tree and sums, and the tree's dtype. None if no sequence has two chunks."""
+    (B, T, _, K), (H, V) = q.shape, v.shape[2:]
+    C = plan(q.dtype, K, V).C
+    if T <= C:
+        return None
+    chunks = Chunks.of(B, T, C, cu_seqlens)
+    B, NT = chunks.sequences, chunks.NT
+    return (B, NT, H, K, V), (B, H, NT), state_dtype(q.dtype)
 
 
 def forward(
@@ -699,7 +770,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, and for the backward the tree of chunk states and the log decays up to the chunks' ends, if more than one."""
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
-    tree, sums = call.tree() if call.chunks.heights else (None, None)
+    tree, sums = call.tree() if call.heights else (None, None)
     o = call.parts(call.keys, v)
     call.launch(
         output_kernel,
@@ -725,11 +796,11 @@ def backward(
     do: Tensor,
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, level_scale and log_decay; `tree` and `sums` as returned by `forward` with the same plan."""
+    """Gradients of q, k, v, level_scale and log_decay; `tree` and `sums` from `forward` with the same plan."""
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
     rows, H, L, chunks = call.rows, v.shape[2], level_scale.shape[-1], call.chunks
     do = do.to(v.dtype).contiguous()
-    dtree, offset = call.dtree(do, sums) if chunks.heights else (None, 0)
+    dtree, offset = call.dtree(do, sums) if call.heights else (None, 0)
     dq, dk, dv = call.parts(call.values, q), call.parts(call.values, k), call.parts(call.keys, v)
     blocks = call.keys * call.values
     dlevel = q.new_empty((blocks, rows, H, L), dtype=call.acc)
@@ -747,7 +818,6 @@ def backward(
         offset=offset,
         LP=triton.next_power_of_2(L),
         HAS_TREE=tree is not None,
-        HAS_TOTALS=chunks.heights > FAR_HEIGHT,
     )
     dg = None
     if log_decay is not None:
@@ -785,7 +855,7 @@ class _Call:
         self.how = how or plan(q.dtype, K, V)
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.state = torch.bfloat16 if q.dtype == torch.bfloat16 else self.acc  # what a product reads
+        self.state = state_dtype(q.dtype)
         self.level_scale = level_scale.to(self.acc).contiguous()
         self.g = None if log_decay is None else log_decay.to(self.acc).contiguous()
         BK, BV = (min(self.how.block, max(16, triton.next_power_of_2(D))) for D in (K, V))
@@ -793,6 +863,7 @@ class _Call:
         self.rows, self.heads, self.shape = B * T, H, (H, K, V)
         self.blocks = H * self.keys * self.values
         self.chunks = Chunks.of(B, T, self.how.C, cu_seqlens)
+        self.heights = (triton.cdiv(T, self.how.C) - 1).bit_length()  # the nodes that are seen have heights below
         dot, self.tl_acc, precision = operands(q.dtype)
         self.values_of = {
             "scale": scale,
@@ -841,8 +912,9 @@ class _Call:
         """The states that chunks read, and the log decays up to the chunks' ends."""
         chunks, (H, K, V) = self.chunks, self.shape
         B, NT = chunks.sequences, chunks.NT
-        tree = self.q.new_empty((B, NT, H, K, V), dtype=self.state)
-        # The last chunk of a sequence writes nothing.
+        # Packed: superfluous chunks write nothing. The last chunk writes no decay. Zeros, so that reruns are equal.
+        new = self.q.new_empty if chunks.table is None else self.q.new_zeros
+        tree = new((B, NT, H, K, V), dtype=self.state)
         sums = None if self.g is None else self.q.new_zeros((B, H, NT), dtype=torch.float64)
         self.launch(
             leaf_kernel,
@@ -852,38 +924,29 @@ class _Call:
             **self.shared("R", "K", "V", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
         )
         sums = None if sums is None else sums.cumsum(-1)
-        for height in range(2, chunks.heights - 1, 4):
+        for height in range(2, self.heights - 1, 4):
             self.elementwise(up_kernel, FAN << height, (tree, sums), HEIGHT=height, **self.shared("DECAY"))
         return tree, sums
 
     def dtree(self, do: Tensor, sums: Tensor | None) -> tuple[Tensor, int]:
         """The gradients of the tree's slots, and after them the parts and the totals that they are summed up with."""
-        total, heights = self.chunks.total, self.chunks.heights
-        groups = triton.cdiv(total, FAR)
-        offset = total + max(heights - FAR_HEIGHT - 1, 0) * groups
-        size = offset + (groups if heights > FAR_HEIGHT else 0)
+        total, heights = self.chunks.total, self.heights
+        offset = total + max(heights - 4, 0) * triton.cdiv(total, FAR)
+        size = offset + (triton.cdiv(total, LEAVES) if heights > 2 else 0)
         dtree = self.q.new_empty((size, *self.shape), dtype=self.state)
-        for low, top in ((0, min(heights, 2)), (2, heights)):
-            if low < top:
-                W = min(self.how.nodes, triton.next_power_of_2(top - low))
-                packs = triton.cdiv(top - low, W)
-                self.launch(
-                    node_kernel,
-                    self.how.node,
-                    self.chunks.groups(2 << low) * self.blocks * packs,
-                    (self.q, do, self.g, self.level_scale, sums, dtree),
-                    **self.shared("scale", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
-                    chunks=total,
-                    TOP=top,
-                    LOW=low,
-                    GROUP=2 << low,
-                    PACKS=packs,
-                    W=W,
-                )
-        if heights > FAR_HEIGHT + 1:
-            self.elementwise(parts_kernel, 2 * FAR, (dtree,), chunks=total)
-        if heights > FAR_HEIGHT:
-            self.elementwise(down_kernel, FAR, (dtree, sums), offset=offset, **self.shared("DECAY"))
+        inputs = (self.q, do, self.g, self.level_scale, sums, dtree)
+        shared = self.shared("scale", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC")
+        if heights > 2:
+            packs = triton.cdiv(heights - 2, 2)
+            programs = self.chunks.groups(FAR) * self.blocks * packs
+            self.launch(
+                far_kernel, self.how.far, programs, inputs, chunks=total, HEIGHTS=heights, PACKS=packs, **shared
+            )
+            if heights > 4:
+                self.elementwise(parts_kernel, 2 * FAR, (dtree,), chunks=total)
+            self.elementwise(down_kernel, LEAVES, (dtree, sums), offset=offset, **self.shared("DECAY"))
+        programs = self.chunks.groups(LEAVES) * self.blocks
+        self.launch(near_kernel, self.how.near, programs, inputs, offset=offset, HAS_TOTALS=heights > 2, **shared)
         return dtree, offset
 
     def parts(self, n: int, like: Tensor) -> Tensor:
