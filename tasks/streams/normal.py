@@ -10,8 +10,9 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-UNIT = 24
-"""Bits behind the point."""
+BITS = 24
+"""Behind the point."""
+ONE = 1 << BITS
 
 PI = 3141592653589793238462643383279502884197169399375105820974944  # times 10^-60
 STEP = 7
@@ -43,21 +44,20 @@ def normal(words: Tensor) -> Tensor:
     table, u = _half_normal(words.device), words & 0x7FFFFFFF
     at = torch.searchsorted(table, u, right=True) - 1
     low = table[at]
-    x = (at << UNIT - STEP) + ((u - low << UNIT - STEP) // (table[at + 1] - low))
+    x = (at << BITS - STEP) + ((u - low << BITS - STEP) // (table[at + 1] - low))
     return torch.where(words >> 31 == 1, -x, x)
 
 
 def length(x: Tensor) -> Tensor:
     """Euclidean, of fixed-point vectors [..., d]: float64 [..., 1] in the same units."""
-    square: Tensor = (x * x).sum(-1, keepdim=True)
-    return square.double().sqrt()
+    return (x * x).sum(-1, keepdim=True).double().sqrt()
 
 
 def direction(x: Tensor) -> Tensor:
     """The unit vector, again in fixed point."""
-    return (x.double() * 2**UNIT / length(x)).round().long()
+    return (x.double() * ONE / length(x)).round().long()
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """Of fixed-point numbers."""
-    return x * y >> UNIT
+    return torch.bitwise_right_shift(x * y, BITS)

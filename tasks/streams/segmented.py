@@ -18,7 +18,7 @@ from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.tasks import SPLITS, Split
 from mixassay.tasks.streams.lengths import LEAST, Law, segment_lengths
-from mixassay.tasks.streams.normal import UNIT, direction, length, normal, product
+from mixassay.tasks.streams.normal import BITS, ONE, direction, length, normal, product
 
 
 class Stream(NamedTuple):
@@ -108,19 +108,19 @@ class SegmentedStream:
                 mean = self._ramped(mean, _at(means, (segment - 1).clamp(min=0)), segment, offset)
             noise = normal(for_noise).view(len(index), T, d)
             if self.sigma is not None:
-                scaled = noise * round(self.sigma / math.sqrt(d) * 2**UNIT) >> UNIT
+                scaled = noise * round(self.sigma / math.sqrt(d) * ONE) >> BITS
                 noise = torch.where(needle[..., None], noise, mean + scaled)
             found.append(noise.double() / length(noise))
         return Stream(found[0], found[1], segment, needle)
 
     def _turning(self, raw: Tensor) -> Tensor:
         """Means [N, J, d] of which each is the last one turned by the angle, towards raw [N, J, d]."""
-        cos, sin = (round(f(math.radians(self.angle)) * 2**UNIT) for f in (math.cos, math.sin))
+        cos, sin = (round(f(math.radians(self.angle)) * ONE) for f in (math.cos, math.sin))
         means = [direction(raw[:, 0])]
         for j in range(1, raw.shape[1]):
             along = product(raw[:, j], means[-1]).sum(1, keepdim=True)
             aside = direction(raw[:, j] - product(along, means[-1]))
-            means.append(direction(cos * means[-1] + sin * aside >> UNIT))
+            means.append(direction(cos * means[-1] + sin * aside >> BITS))
         return torch.stack(means, dim=1)
 
     def _recurring(self, raw: Tensor, words: Tensor) -> Tensor:

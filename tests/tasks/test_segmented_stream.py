@@ -18,7 +18,7 @@ from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.tasks.streams import segmented
 from mixassay.tasks.streams.lengths import Law, segment_lengths
-from mixassay.tasks.streams.normal import UNIT, direction, normal
+from mixassay.tasks.streams.normal import ONE, direction, normal
 from mixassay.tasks.streams.segmented import SegmentedStream, Stream
 
 SMALL = SegmentedStream(tokens=80, segments=5, d_key=6, d_value=4)
@@ -174,7 +174,7 @@ def test_without_regimes_tokens_are_random_directions() -> None:
 
 
 def test_normal_draws_are_normal() -> None:
-    x = normal(draws.bits(0, torch.arange(50_000), 1, 4)).double().flatten().numpy() / 2**UNIT
+    x = normal(draws.bits(0, torch.arange(50_000), 1, 4)).double().flatten().numpy() / ONE
     assert stats.kstest(x, "norm").pvalue > 1e-4
     assert abs(stats.kurtosis(x)) < 5 * (24 / len(x)) ** 0.5
     assert np.abs(x).max() < 6.5
@@ -183,7 +183,7 @@ def test_normal_draws_are_normal() -> None:
 def test_normal_is_the_quantile_function() -> None:
     """Exact at the knots, 2^-7 apart; in between the distribution function is linear, off by less than 1e-5."""
     words = torch.cat((torch.arange(2**12), torch.arange(0, 2**32, 4_000_037), 2**31 + torch.arange(2**12)))
-    x = normal(words).double().numpy() / 2**UNIT
+    x = normal(words).double().numpy() / ONE
     sign, u = np.where(words.numpy() >> 31, -1, 1), (words.numpy() & 0x7FFFFFFF) / 2**31
     assert (np.sign(x) * sign >= 0).all()
     assert np.abs(2 * stats.norm.cdf(np.abs(x)) - 1 - u).max() < 1e-5
@@ -192,7 +192,7 @@ def test_normal_is_the_quantile_function() -> None:
 
 def test_directions_have_length_one() -> None:
     x = normal(draws.bits(1, torch.arange(1000), 2, 12))
-    unit = direction(x).double() / 2**UNIT
+    unit = direction(x).double() / ONE
     assert (unit.norm(dim=1) - 1).abs().max() < 1e-6
     cosine = (unit * x.double()).sum(1) / x.double().norm(dim=1)
     assert (cosine - 1).abs().max() < 1e-6
