@@ -109,7 +109,7 @@ def gradients(o: Tensor, state: Any, given: dict[str, Tensor]) -> dict[str, Tens
     """The final state's matrices, and the gradients of all that was given."""
     draw = torch.Generator().manual_seed(1)
     results = [o, *(state or ())]
-    weights = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x.dtype) for x in results]
+    weights = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x) for x in results]
     total = sum((x * w).sum() for x, w in zip(results, weights, strict=True))
     assert isinstance(total, Tensor)
     grads = torch.autograd.grad(total, list(given.values()), materialize_grads=True)

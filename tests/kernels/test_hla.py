@@ -156,6 +156,22 @@ def test_packed_is_one_after_the_other(op, backend, start):
     assert error(alone, truth["o"]) <= TOL
 
 
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")  # by the interpreter
+def test_the_triton_kernels_of_linear_attention_serve_it():
+    """Packed, with states and shared heads: the longest composition. In Triton's interpreter if there is no GPU."""
+    pytest.importorskip("triton")
+    gpu = torch.cuda.is_available()
+    device, dtype, tol = ("cuda", torch.float32, 1e-3) if gpu else ("cpu", torch.float64, TOL)
+    op = next(op for op in OPERATORS if op.name == "hla3")
+    inputs = make(op, BOUNDS[-1], B=1, rows=len(BOUNDS) - 1, start=True, dtype=dtype)
+    inputs = {
+        n: x.to(device) if isinstance(x, Tensor) else op.state(*(y.to(device) for y in x)) for n, x in inputs.items()
+    }
+    packed = {"cu_seqlens": torch.tensor(BOUNDS, device=device), "output_final_state": True}
+    truth = values(op.call, inputs, **packed, backend="reference")
+    assert_close(values(op.call, inputs, **packed, backend="triton"), truth, tol)
+
+
 @every
 @pytest.mark.parametrize("kind", ["identity", "elu", "ratio"])
 def test_padding_is_inert(op, kind):

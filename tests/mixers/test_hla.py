@@ -1,6 +1,8 @@
 """The mixers of higher-order linear attention against their dense formulas, written from the raw weights, and the
 errors of their arguments."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ PHI = {
 every = pytest.mark.parametrize("name", NAMES)
 
 
-def build(name, seed=0, **kw):
+def build(name, seed=0, **kw) -> Any:
     torch.manual_seed(seed)
     return mixer[name](D, **kw).double()
 
