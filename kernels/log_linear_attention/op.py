@@ -1,6 +1,7 @@
 """Log-linear attention: the public functions."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -9,7 +10,8 @@ from mixassay.kernels import resolve
 from mixassay.kernels.common import carry
 from mixassay.kernels.common.fenwick import FenwickState, merge, write_and_read
 from mixassay.kernels.common.precision import accumulator, no_autocast
-from mixassay.kernels.common.sequences import check_sequences
+from mixassay.kernels.common.registered import against_triton
+from mixassay.kernels.common.sequences import check_sequences, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.linear_attention import linear_attention
 from mixassay.kernels.log_linear_attention import chunked, reference
@@ -42,29 +44,49 @@ def log_linear_attention(
                     fewer, all levels from L - 1 on have the last weight and share a slot, so that no state grows
     log_decay       [B, T, H], natural logarithm, <= 0 (-inf forgets everything); None: no decay
     scale           None: K**-0.5, as in every operator of this package
-    initial_state   slots [B, H, L, K, V] and positions [B], which may differ; a slot without tokens is zero. With
-                    cu_seqlens [N, ...]. None: no tokens yet
+    initial_state   slots [B, H, L, K, V] and positions [B], which may differ; a slot without tokens is zero. None: no
+                    tokens yet
     chunk_size      tokens in a chunk of the torch form, rounded up to a power of two: changes the speed, not the
                     result; None: chosen from T
-    cu_seqlens      int64 [N + 1]: B is 1 and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1
+    cu_seqlens      int64 [N + 1], for N sequences packed into one row (B = 1): sequence n is the tokens cu_seqlens[n]
+                    ... cu_seqlens[n + 1] - 1, possibly none. There are N states instead of B
     returns         o [B, T, H, V] in v's dtype, and the final state or None
 
     Sums and states are float32, or float64 if an input is. Raises UserError for shapes that do not fit together and
-    for a backend that cannot serve.
+    for a backend that cannot serve. On a GPU the Triton kernels multiply in the dtype of q, k and v, or autocast's;
+    with a state, which is composed around them, in that of the sums.
     """
     axes = Axes("log_linear_attention")
-    others = {"level_scale": (level_scale, "BTHL"), "log_decay": (log_decay, "BTH")}
+    others: dict[str, tuple[Tensor | None, str]] = {
+        "level_scale": (level_scale, "BTHL"),
+        "log_decay": (log_decay, "BTH"),
+    }
     check_sequences(axes, q, k, v, others, None, chunk_size, cu_seqlens)
     axes.check_positive("L", level_scale.shape[-1])
     if initial_state is not None:
         carry.check_state(axes, initial_state, "B" if cu_seqlens is None else "N")
-    chosen = resolve("log_linear_attention", backend, against_triton="its Triton kernel is not connected yet")
+    against = against_triton(q, k, v, level_scale, log_decay, initial_state and initial_state.slots)
+    chosen = resolve("log_linear_attention", backend, against_triton=against or wide_heads(q, v))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    tokens = {"q": q, "k": k, "v": v, "level_scale": level_scale, "log_decay": log_decay}
+    tokens: carry.Tokens = {"q": q, "k": k, "v": v, "level_scale": level_scale, "log_decay": log_decay}
+    core: Callable[..., Tensor] = partial(chunked.log_linear_attention, scale=scale, chunk_size=chunk_size)
+    if chosen == "triton":
+        from mixassay.kernels.log_linear_attention import registered  # the package triton may not be there
+
+        core = partial(registered.log_linear_attention, scale=scale, cu_seqlens=None)
+        if initial_state is None and not output_final_state:
+            return core(**tokens, cu_seqlens=cu_seqlens), None
     forms = carry.Forms(
         definition=partial(reference.log_linear_attention, scale=scale),
-        core=partial(chunked.log_linear_attention, scale=scale, chunk_size=chunk_size),
-        parent=partial(linear_attention, scale=scale, chunk_size=chunk_size, output_final_state=True, backend="torch"),
+        core=core,
+        parent=partial(
+            linear_attention,
+            scale=scale,
+            chunk_size=chunk_size,
+            output_final_state=True,
+            # With the slots beside them, values may be too wide for the parent's kernels.
+            backend="auto" if chosen == "triton" else chosen,
+        ),
     )
     return carry.run(forms, tokens, initial_state, output_final_state, cu_seqlens, chosen == "reference")
 

@@ -337,5 +337,6 @@ CHECKS = [
     check_levels_beyond_share_the_last_weight,
     check_more_levels_or_tokens_change_nothing,
     check_packed,
+    check_triton,
     check_state_errors,
 ]

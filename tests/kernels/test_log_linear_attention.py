@@ -25,6 +25,7 @@ def test_recurrent_chunkwise_and_dense_agree(case):
     contract.check_forms_agree(OP, case)
 
 
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")  # by the interpreter
 @pytest.mark.parametrize("check", log_linear.CHECKS, ids=lambda f: f.__name__.removeprefix("check_"))
 def test_contract(check):
     check(OP)
