@@ -242,8 +242,8 @@ def hla3_paper(
 
     o_t = scale^3 sum (q_t.k_i)(q_u.k_i)(q_u.k_j) v_j over those i, u, j <= t of which the latest occurs at least twice.
 
-    Arguments as `hla3`. To compare with published numbers; there is no decayed form, as the printed one is not defined
-    alike in the paper's recurrence and in its scan.
+    Arguments as `hla3`. It serves to compare with published numbers, and has no decay: with one, the printed algorithm
+    has the fault of the paper's second order too.
     """
     form = _hla3_paper(scale, feature_map, normalize)
     options = (mask, initial_state, output_final_state, chunk_size, cu_seqlens, backend)
