@@ -8,16 +8,25 @@ from mixassay.kernels.causal_conv import causal_conv
 from mixassay.kernels.gated_delta_rule import gated_delta_rule
 from mixassay.kernels.linear_attention import linear_attention
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy
+from mixassay.kernels.log_linear_attention import log_linear_attention
+from mixassay.kernels.log_linear_gated_delta_rule import log_linear_gated_delta_rule
 from mixassay.kernels.softmax_attention import softmax_attention
 
 B, T, H, K = 2, 20, 2, 4
 QKV = {name: (B, T, H, K) for name in "qkv"}
 SCALARS = {"log_decay": (B, T, H)}
+LEVELS = {"level_scale": (B, T, H, 6)}
 CASES = {
     "causal_conv": (lambda x, weight: causal_conv(x, weight)[0], {"x": (B, T, K), "weight": (K, 3)}),
     "softmax_attention": (softmax_attention, QKV),
     "linear_attention": (lambda **x: linear_attention(**x)[0], QKV | SCALARS),
     "gated_delta_rule": (lambda **x: gated_delta_rule(**x)[0], QKV | SCALARS | {"beta": (B, T, H)}),
+    # Chunks of 8: the tree over chunks is in the graph too.
+    "log_linear_attention": (lambda **x: log_linear_attention(**x, chunk_size=8)[0], QKV | SCALARS | LEVELS),
+    "log_linear_gated_delta_rule": (
+        lambda **x: log_linear_gated_delta_rule(**x, chunk_size=8)[0],
+        QKV | SCALARS | LEVELS | {"beta": (B, T, H)},
+    ),
     "linear_cross_entropy": (
         lambda h, weight: linear_cross_entropy(h, weight, torch.arange(T) % 7),
         {"h": (T, K), "weight": (7, K)},
