@@ -1,6 +1,7 @@
 """What one more token costs: milliseconds and state of each mixer after T tokens.
 
-Timed is the mixer's own `step`, whatever it does: attention's copies its cache to lengthen it. The state after T
+Timed is the mixer's own `step`, whatever it does (attention's copies its cache to lengthen it), as a caller waits for
+it: with its launches, and on CUDA once more as a graph, which has one. The state after T
 tokens is not reached by T steps but made: what grows with the tokens (seen by comparing two steps) is drawn at length
 T, counters are set to T, all else is kept. First `step` is held to `forward` on a few tokens.
 """
@@ -42,7 +43,7 @@ QUICK: dict[str, Any] = {"lengths": (64, 256), "d_model": 64, "budget": 0.01}
 def bench_decode(setting: Setting) -> Iterator[Record]:
     """A record for every mixer and length, each as soon as it is there. Float32 throughout."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    clock = Clock(setting.device, setting.budget)
+    clock = Clock(setting.device, setting.budget, launches=True)
     device = torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else "cpu"
     env = provenance.environment(device, threads=torch.get_num_threads())
     for name in setting.mixers:

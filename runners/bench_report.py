@@ -118,7 +118,8 @@ def _notes(group: Sequence[Record], which: str, absent: Sequence[tuple[str, str]
     for record in group:
         if record["ours"] and record[which]["status"] != "ok":
             yield f"{record['implementation']} ({record['op']}) at T={record['T']:,}: {record[which]['reason']}."
-    yield from dict.fromkeys(f"{r['implementation']}: {r['note']}." for r in group if r["note"] and not r["ours"])
+    if first["env"]["device"] != "cpu":  # where everybody knows why it is not Triton
+        yield from dict.fromkeys(f"{r['implementation']}: {r['note']}" for r in group if r["note"])
     yield from _origin(group)
 
 
@@ -137,7 +138,7 @@ def _decode(group: Sequence[Record]) -> Iterator[Grid]:
     mixers = list(dict.fromkeys(record["mixer"] for record in group))
     setting = f"d_model={first['d_model']}, batch {first['B']}, float32, {where(first)}"
     origin = tuple(_origin(group))
-    times = "Median of the mixer's step alone"
+    times = "Median of the mixer's step alone, launches included"
     graph = any((record.get("cuda_graph") or {}).get("status") == "ok" for record in group)
     for title, cell, note in (
         ("Milliseconds for one more token after T", _step, times + ("; below, as a CUDA graph." if graph else ".")),

@@ -47,7 +47,7 @@ def _torch(name: str, backend: SDPBackend) -> Implementation:
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    return Implementation(name, call, version=torch.__version__)
+    return Implementation(name, call)
 
 
 FLA_CALLS: dict[str, tuple[str, str, Callable[..., Any]]] = {

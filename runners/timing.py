@@ -1,7 +1,8 @@
 """How long a piece of work takes, and how much memory it needs, on a CPU or a CUDA device.
 
-On CUDA: the device's own events around each run, after the L2 cache was overwritten, so that no run finds its inputs
-there; that also keeps the device busy while the CPU launches the run. On a CPU: `time.perf_counter`.
+Of kernels on CUDA, what the device takes: its own events around each run, after the L2 cache was overwritten, so that
+no run finds its inputs there; that also keeps the device busy while the CPU launches the run. Of anything else, what
+a caller waits: `time.perf_counter`, launching included, until the device is done.
 """
 
 import statistics
@@ -47,9 +48,11 @@ def _first_line(problem: Exception) -> str:
 class Clock:
     """Times runs on one device. `budget` is about the seconds to spend on each, warm-up aside."""
 
-    def __init__(self, device: torch.device, budget: float) -> None:
-        self.device, self.budget = device, budget
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, budget: float, *, launches: bool = False) -> None:
+        """`launches`: on CUDA, too, time what a caller waits."""
+        self.device, self.budget, self.cuda = device, budget, device.type == "cuda"
+        by_events = self.cuda and not launches
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if by_events else None
 
     def compare(self, runs: Mapping[K, Run]) -> dict[K, list[float] | Failure]:
         """Milliseconds of each run, several times each. They take turns, so that a busy machine hurts all alike."""
@@ -70,7 +73,7 @@ class Clock:
 
     def samples(self, run: Run, n: int) -> list[float]:
         if self._flush is None:
-            return [1e3 * _seconds(run) for _ in range(n)]
+            return [1e3 * self._seconds(run) for _ in range(n)]
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             for start, end in events:
@@ -81,6 +84,15 @@ class Clock:
             torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in events]
 
+    def _seconds(self, run: Run) -> float:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        run()
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
     def _count(self, run: Run) -> int:
         """How often to run in each round. The runs that this takes also warm up; something slow needs no second."""
         (estimate,) = self.samples(run, 1)
@@ -90,7 +102,7 @@ class Clock:
 
     def peak_bytes(self, run: Run) -> int | None:
         """The most memory that a run holds beyond what was there before it; None on a CPU, which does not tell."""
-        if self.device.type != "cuda":
+        if not self.cuda:
             return None
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -101,7 +113,7 @@ class Clock:
 
     def rates(self, dtype: torch.dtype) -> Rates | None:
         """Of copying 1 GiB, read and written, and of a product of two 8192 x 8192 matrices; None on a CPU."""
-        if self.device.type != "cuda":
+        if not self.cuda:
             return None
         source = torch.ones(2**30, dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
@@ -117,9 +129,3 @@ def summary(times: list[float]) -> dict[str, float | int]:
     ordered = sorted(times)
     low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.2, 0.8))
     return {"ms": statistics.median(ordered), "ms_min": ordered[0], "ms_p20": low, "ms_p80": high, "n": len(ordered)}
-
-
-def _seconds(run: Run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start

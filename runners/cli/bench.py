@@ -24,7 +24,9 @@ Lengths = Annotated[str | None, typer.Option("--length", metavar="T,...", help="
 Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes, seconds on a laptop: does it work here?")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Append the records to this file, as JSON lines. [results/BENCH/DEVICE.jsonl]"),
+    typer.Option(
+        "--out", metavar="FILE", help="Append the records to this file, as JSON lines. [results/BENCH/DEVICE.jsonl]"
+    ),
 ]
 
 
@@ -153,8 +155,11 @@ def kernel_line(record: Record) -> str:
             text += f" ({bench_report.percent(found['fraction_of_floor'])})"
         return text if found["status"] == "ok" else f"{text} {found['status']}: {found['reason']}".strip()
 
-    times = "; ".join(f"{bench_report.TITLES[which]} {told(which)}" for which in PASSES)
-    return f"{record['op']} D={record['D']} T={record['T']:,}, {record['implementation']}: {times}"
+    each = {which: told(which) for which in PASSES}
+    times = [f"{bench_report.TITLES[which]} {text}" for which, text in each.items()]
+    alike = len(set(each.values())) == 1
+    place = f"{record['op']} D={record['D']} T={record['T']:,}, {record['implementation']}"
+    return f"{place}: {each[PASSES[0]] if alike else '; '.join(times)}"
 
 
 def decode_line(record: Record) -> str:

@@ -29,7 +29,8 @@ def report(
     results: Results = RESULTS,
     write: Annotated[bool, typer.Option("--write", help="Also write DIR/<name>/TABLE.md.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw time against T (benchmarks only): .svg, .png, .pdf.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Also draw time against T (benchmarks only): .svg, .png, .pdf."),
     ] = None,
 ) -> None:
     """Print the table of a sweep from what is stored, or of a benchmark's records (FILE.jsonl). Trains nothing."""

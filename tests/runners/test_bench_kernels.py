@@ -1,8 +1,12 @@
 """The benchmark of the operators: what was not found right is not timed, what was measured is kept, peers may fail."""
 
+import importlib
 import json
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -202,6 +206,50 @@ def test_peers_that_are_not_here_say_why() -> None:
     assert all(peer.call is None and peer.note for peer in found[1:])
 
 
+def test_fla_is_called_as_its_signatures_want_and_its_refusal_is_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins that have fla's names, arguments and defaults, and compute what fla's own references do."""
+
+    def simple_gla(q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None, scale: Any = None) -> Any:
+        return reference("linear_attention", q=q, k=k, v=v, log_decay=g, scale=scale)
+
+    def gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any = None) -> Any:
+        return reference("gated_delta_rule", q=q, k=k, v=v, beta=beta, log_decay=g, scale=scale)
+
+    def log_linear(q: Any, k: Any, v: Any, g: Any, level_scales: Any, scale: float | None = 1.0) -> Any:
+        return reference("log_linear_attention", q=q, k=k, v=v, level_scale=level_scales, log_decay=g, scale=scale)
+
+    def reference(op: str, **arguments: Any) -> Any:
+        return getattr(importlib.import_module(f"mixassay.kernels.{op}"), op)(**arguments, backend="reference")
+
+    stubs: dict[str, dict[str, Any]] = {
+        "fla": {"__spec__": ModuleSpec("fla", None)},
+        "fla.ops.simple_gla": {"chunk_simple_gla": simple_gla},
+        "fla.ops.gated_delta_rule": {"chunk_gated_delta_rule": gated_delta},
+        "fla.ops.log_linear_attn": {"chunk_log_linear_attn": log_linear},
+        "fla.ops.common.chunk_o": {
+            "IS_NVIDIA_HOPPER": True,
+            "TRITON_ABOVE_3_4_0": True,
+            "TRITON_ABOVE_3_7_1": False,
+        },
+    }
+    for name, contents in stubs.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.6.0")
+    peers._lift_guard.cache_clear()
+    for op in peers.FLA_CALLS:
+        (peer,) = peers.peers(op, torch.device("cuda"))
+        assert peer.version == "0.6.0"
+        assert peer.note == "fla's refusal of gated backwards with this Triton on Hopper was lifted"
+        sample = bench_kernels.few_tokens(op, 8, Setting(CPU, dtype=torch.float32, **TINY))
+        errors = bench_kernels.check(peer, "forward_backward", sample)
+        assert isinstance(errors, dict), errors
+        assert all(e is not None and e < 1e-5 for e in errors.values())
+    peers._lift_guard.cache_clear()
+    assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1
+
+
 def test_on_cuda_the_cache_is_overwritten_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins for the device: what is done, in which order, and that events are read after the last run."""
     done: list[str] = []
@@ -228,6 +276,15 @@ def test_on_cuda_the_cache_is_overwritten_before_each_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     assert clock.samples(lambda: done.append("run"), 2) == [2.0, 2.0]
     assert done == ["flush", "event", "run", "event"] * 2 + ["synchronize"]
+
+
+def test_what_a_caller_waits_ends_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    clock = timing.Clock(torch.device("cuda"), budget=1, launches=True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("synchronize"))
+    (ms,) = clock.samples(lambda: done.append("run"), 1)
+    assert ms >= 0
+    assert done == ["synchronize", "run", "synchronize"]
 
 
 def test_runs_take_turns_and_one_that_fails_stops_none() -> None:
