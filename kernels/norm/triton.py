@@ -135,7 +135,7 @@ class Shares(NamedTuple):
         tokens = x.numel() // x.shape[-1] // M
         width = triton.next_power_of_2(N)
         rows = max(1, 2048 // width)
-        share = triton.cdiv(triton.cdiv(tokens, max(1, 2048 // (M * groups))), rows) * rows
+        share = triton.cdiv(triton.cdiv(tokens, max(1, 4096 // (M * groups))), rows) * rows
         return cls(tokens, share, triton.cdiv(tokens, share), rows, width, 4 if width <= 2048 else 8)
 
 
