@@ -7,10 +7,9 @@ S_t[l] = sum phi(k_s) v_s^T over the tokens s that t sees at level l: itself, th
 lambda = 1 they add up to linear attention's one state.
 """
 
-from typing import Literal
-
 from torch import Tensor, nn
 
+from mixassay.kernels.common.feature_maps import FeatureMap
 from mixassay.kernels.common.fenwick import empty_state
 from mixassay.kernels.log_linear_attention import log_linear_attention, log_linear_attention_step
 from mixassay.mixers import State, mixer
@@ -40,7 +39,7 @@ class LogLinearAttention(FenwickMixer, LinearAttention):
         *,
         heads: int = 1,
         head_dim: int | None = None,
-        feature_map: Literal["elu", "relu", "softmax", "silu", "identity"] = "identity",
+        feature_map: FeatureMap = "identity",
         conv: int = 0,
         levels: int = LEVELS,
     ) -> None:
