@@ -35,7 +35,7 @@ def pair_scale(level_scale: Tensor) -> Tensor:
     C, L = level_scale.shape[-2:]
     t = torch.arange(max(C, L), device=level_scale.device)
     pick = (level(t[:C, None], t[:C], L).unsqueeze(-1) == t[:L]).to(level_scale.dtype)  # [c, c, l]
-    # As a product, because the gradient of indexing is slower and, on a GPU, sums in no fixed order.
+    # A product, not an index: on a GPU the gradient of indexing is summed in no fixed order.
     return torch.einsum("...il,ijl->...ij", level_scale, pick)
 
 
