@@ -1,9 +1,9 @@
 """What one more token costs: milliseconds and state of each mixer after T tokens.
 
 Timed is the mixer's own `step`, whatever it does (attention's copies its cache to lengthen it), as a caller waits for
-it: with its launches, and on CUDA once more as a graph, which has one. The state after T
-tokens is not reached by T steps but made: what grows with the tokens (seen by comparing two steps) is drawn at length
-T, counters are set to T, all else is kept. First `step` is held to `forward` on a few tokens.
+it: with its launches, and on CUDA once more as a graph, which has one. The state after T tokens is not reached by T
+steps but made: what grows with the tokens (seen by comparing two steps) is drawn at length T, counters are set to T,
+all else is kept. First `step` is held to `forward` on a few tokens.
 """
 
 import inspect

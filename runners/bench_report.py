@@ -113,6 +113,10 @@ def _notes(group: Sequence[Record], which: str, absent: Sequence[tuple[str, str]
     if worst:
         shown = ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
         yield f"Checked against float64 before timing; limit {first['limit']:g} relative, worst that passed: {shown}."
+    for record in group:
+        if record["ours"] and record["unchecked"]:
+            few = f"checked on {record['checked']} tokens only"
+            yield f"{record['op']} at T={record['T']:,}: {few} ({record['unchecked']})."
     for op, implementation in absent:
         yield f"Not in the table: {implementation} ({op}): {_reason(group, op, implementation, which)}."
     for record in group:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mixassay.errors import UserError
-from mixassay.runners import bench_kernels, bench_records, peers, timing
+from mixassay.runners import bench_kernels, bench_records, floors, peers, timing
 from mixassay.runners.bench_kernels import PASSES, Setting
 from mixassay.runners.operators import ARGUMENTS, Call, Inputs, Shape, draw, gate_bytes, operator
 from mixassay.runners.peers import Implementation
@@ -60,6 +60,20 @@ def test_every_operator_is_checked_and_timed() -> None:
             assert found["tokens_per_s"] == pytest.approx(1e3 * 32 / found["ms"])
             assert found["floor_ms"] is None, "a CPU's rates are not measured"
             assert found["peak_bytes"] is None
+
+
+def test_times_stand_beside_floors_where_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = floors.Rates(1e9, 1e12)
+    monkeypatch.setattr(timing.Clock, "rates", lambda *_: rates)
+    monkeypatch.setattr(timing.Clock, "peak_bytes", lambda *_: 123)
+    record = measured("gated_delta_rule")[0]
+    assert record["rates"] == {"bytes_per_s": 1e9, "flops_per_s": 1e12}
+    works = [f("gated_delta_rule", 16, 8, 8, width=4, gates=8) for f in (floors.forward, floors.backward)]
+    forward, backward = (floors.ms(work, rates, 2 * 16 * 2) for work in works)
+    for which, floor in zip(PASSES, (forward, forward + backward), strict=True):
+        assert record[which]["floor_ms"] == pytest.approx(floor)
+        assert record[which]["fraction_of_floor"] == pytest.approx(floor / record[which]["ms"])
+        assert record[which]["peak_bytes"] == 123
 
 
 def test_bfloat16_is_held_to_its_own_limit() -> None:
@@ -158,15 +172,26 @@ def test_ours_must_also_be_right_on_the_inputs_that_are_timed(monkeypatch: pytes
     assert "ms" not in mine["forward"]
 
 
-def test_without_any_truth_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("none left")
+@pytest.mark.parametrize("without", ["reference", "torch"])
+def test_without_the_definition_nothing_is_timed_and_without_the_other_truth_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    truth = bench_kernels.truth
+
+    def no_memory(op: str, inputs: Inputs, do: torch.Tensor, backend: str) -> Any:
+        if backend == without:
+            raise torch.OutOfMemoryError("none left")
+        return truth(op, inputs, do, backend)
 
     monkeypatch.setattr(bench_kernels, "truth", no_memory)
-    for record in measured("linear_attention", "softmax_attention"):
+    mine, flash, _ = measured("softmax_attention")
+    for record in (mine, flash):
         for which in PASSES:
-            assert record[which]["status"] in ("unchecked", "unsupported")
-            assert "ms" not in record[which]
+            timed = record[which]["status"] == "ok"
+            assert timed == ("ms" in record[which]) == (without == "torch" or record is flash)
+        assert record["unchecked"] == ("none left" if without == "torch" else None)
+    if without == "reference":
+        assert mine["forward"]["reason"] == "no truth to check against: none left"
 
 
 def test_blocks_of_rows_are_softmax_attention() -> None:

@@ -40,6 +40,7 @@ def kernel(op: str = "linear_attention", T: int = 2048, ms: float = 0.25, **more
         "version": None,
         "note": None,
         **{"B": max(1, 65536 // T), "T": T, "H": 16, "D": 64, "dtype": "bfloat16", "limit": 0.02},
+        **{"checked": 601, "unchecked": None},
         "forward": one_pass(ms),
         "forward_backward": one_pass(4 * ms),
         "rates": {"bytes_per_s": 4.3e12, "flops_per_s": 7.9e14},
@@ -101,6 +102,11 @@ def test_what_is_wrong_or_missing_is_said() -> None:
     forward, _ = markdown(broken)
     assert "| linear_attention | us | wrong |" in forward
     assert "- us (linear_attention) at T=2,048: relative error above 0.02: o 1.0e-01." in forward
+
+
+def test_what_was_checked_on_few_tokens_only_is_said() -> None:
+    forward, _ = markdown(kernel(unchecked="none left"))
+    assert "- linear_attention at T=2,048: checked on 601 tokens only (none left)." in forward
 
 
 def test_the_newest_record_stands_and_devices_are_kept_apart() -> None:
