@@ -573,10 +573,12 @@ def backward_kernel(
         A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
         G = tl.zeros([C], dtype=SUM)
+        total = tl.zeros([], dtype=SUM)
         gam = tl.where(causal, tl.full([C, C], 1.0, ACC) * scale, 0.0)
         if DECAY:
             gs = load_log_decay(g + row * H + h, i, left, H, SUM)
             G = tl.cumsum(gs)
+            total = tl.sum(gs)
             gam *= weight(G[:, None] - G[None, :], ACC)
         dA *= gam
         pairs = A * dA
@@ -596,22 +598,25 @@ def backward_kernel(
         A = (A * lam).to(DOT)
         dA = (dA * lam).to(DOT)
 
+        to_end = weight(total - G, ACC)
         dvT = tl.zeros([BV, C], dtype=ACC)
-        dkT = tl.zeros([BK, C], dtype=ACC)
         if HAS_TREE:
             slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
             at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
             dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
             dvT = tl.dot(tl.trans(dS), tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            dkT = tl.dot(dS, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             if DECAY:
-                to_end = weight(tl.sum(gs) - G, ACC)
                 dvT *= to_end[None, :]
-                dkT *= to_end[None, :]
                 us -= tl.sum(dvT * tl.trans(vs), 0)
         dvT = tl.dot(tl.trans(dos), A, acc=dvT, input_precision=PREC, out_dtype=ACC)
         at = dv + ((kb * rows + row) * H + h) * V + vv[:, None] + i[None, :] * (H * V)
         tl.store(at, dvT.to(dv.dtype.element_ty), mask=(vv < V)[:, None] & (i < left)[None, :])
+
+        dkT = tl.zeros([BK, C], dtype=ACC)
+        if HAS_TREE:
+            dkT = tl.dot(dS, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+            if DECAY:
+                dkT *= to_end[None, :]
         dkT = tl.dot(tl.trans(qs), dA, acc=dkT, input_precision=PREC, out_dtype=ACC)
         at = dk + ((vb * rows + row) * H + h) * K + kk[:, None] + i[None, :] * (H * K)
         tl.store(at, dkT.to(dk.dtype.element_ty), mask=(kk < K)[:, None] & (i < left)[None, :])
