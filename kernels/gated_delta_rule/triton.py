@@ -89,25 +89,17 @@ def sequence_of(index, sequences, P, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _inverse(AT, i):
-    """(I + A)^-1 of a strictly lower triangular [16, 16] A, given transposed, by forward substitution."""
-    M = tl.where(i[:, None] == i[None, :], 1.0, 0.0).to(AT.dtype)
-    for r in range(1, 16):
-        a = tl.sum(tl.where((i == r)[None, :], AT, 0.0), 1)  # row r of A, along the rows of M
-        M -= tl.where((i == r)[:, None], tl.sum(a[:, None] * M, 0)[None, :], 0.0)
-    return M
-
-
-@triton.jit
-def _products(at, a: tl.constexpr, b: tl.constexpr, i, live, stride, K: tl.constexpr, BK: tl.constexpr, DOT, ACC, PREC):
-    """K K^T between 16 rows from 16 a and 16 rows from 16 b."""
-    kk = tl.arange(0, BK)
-    products = tl.zeros([16, 16], dtype=ACC)
-    for start in tl.static_range(0, K, BK):
-        x = load_rows(at, 16 * a + i, live, start + kk, stride, K, BK).to(DOT)
-        y = load_rows(at, 16 * b + i, live, start + kk, stride, K, BK).to(DOT)
-        products = tl.dot(x, tl.trans(y), acc=products, input_precision=PREC, out_dtype=ACC)
-    return products
+def chunk_of(index, table, T, length, P, PACKED: tl.constexpr):
+    """`segment_of` for programs too short for its wide division: first row, live rows, and sequence (packed: 0)."""
+    if PACKED:
+        sequence = 0
+        first = tl.load(table + 3 * index)
+        live = (tl.load(table + 3 * index + 1) - first).to(tl.int32)
+    else:
+        sequence = index // P
+        first = sequence.to(tl.int64) * T + (index % P).to(tl.int64) * length
+        live = tl.minimum(length, T - index % P * length)
+    return first, live, sequence
 
 
 @kernel
@@ -134,49 +126,79 @@ def solve_kernel(
     PREC: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """M of one chunk, in blocks of 16 x 16: substitution on the diagonal, then block rows from the blocks above."""
-    index = tl.program_id(0).to(tl.int64)
-    chunk, h = index // H, index % H
-    first, live, _ = segment_of(chunk, table, T, length, P, PACKED)
+    """M of one chunk, in blocks of 16 x 16: first those on the diagonal, then block rows from the blocks above.
+
+    A diagonal block is inverted by doubling: with D the inverse of its blocks of n x n and L what of A lies in its
+    blocks of 2 n x 2 n but not in those, the inverse of the latter is D - D L D.
+    """
+    N: tl.constexpr = C // 16
+    index = tl.program_id(0)
+    h = (index % H).to(tl.int64)
+    first, live, sequence = chunk_of(index // H, table, T, length, P, PACKED)
     if live > 0:
         i = tl.arange(0, 16)
+        kk = tl.arange(0, BK)
         keys = (H // R) * K
         at_key = k + first * keys + (h // R) * K
         at_M = M + (first * H + h) * C
-        at_G = log_decay_of(G, first, h, T, H)
-        total = tl.zeros([], dtype=SUM)
-        Gs = ()
-        Ms = ()  # blocks (0, 0), (1, 0), (1, 1), (2, 0), ...
-        for a in tl.static_range(C // 16):
-            row = 16 * a + i
-            b = tl.load(beta + (first + row) * H + h, mask=row < live, other=0.0).to(ACC)
+        at_G = G + (sequence * (H - 1) + h) * T + first
+        bs = ()
+        gs = ()
+        for a in tl.static_range(N):
+            bs += (tl.load(beta + (first + 16 * a + i) * H + h, mask=16 * a + i < live, other=0.0).to(ACC),)
             if DECAY:
-                gs = load_log_decay(g + first * H + h, row, live, H, SUM)
-                here = total + tl.cumsum(gs)
-                total += tl.sum(gs)
+                gs += (load_log_decay(g + first * H + h, 16 * a + i, live, H, SUM),)
             else:
-                here = tl.zeros([16], dtype=SUM)
-            tl.store(at_G + row, here, mask=row < live)
-            Gs += (here,)
-            AT = _products(at_key, a, a, i, live, keys, K, BK, DOT, ACC, PREC)  # symmetric
-            AT *= b[None, :] * weight(here[None, :] - here[:, None], ACC)
-            AT = tl.where(i[:, None] < i[None, :], AT, 0.0)
-            corner = _inverse(AT, i)
-            As = ()
-            for c in tl.static_range(a):
-                A = _products(at_key, a, c, i, live, keys, K, BK, DOT, ACC, PREC)
-                As += (A * b[:, None] * weight(here[:, None] - Gs[c][None, :], ACC),)
+                gs += (tl.zeros([16], dtype=SUM),)
+        As = ()  # blocks (0, 0), (1, 0), (1, 1), (2, 0), ...
+        for start in tl.static_range(0, K, BK):
+            ks = ()
+            for a in tl.static_range(N):
+                ks += (load_rows(at_key, 16 * a + i, live, start + kk, keys, K, BK).to(DOT),)
+            sums = ()
+            for a in tl.static_range(N):
+                for c in tl.static_range(a + 1):
+                    before = As[a * (a + 1) // 2 + c] if start > 0 else tl.zeros([16, 16], dtype=ACC)
+                    sums += (tl.dot(ks[a], tl.trans(ks[c]), acc=before, input_precision=PREC, out_dtype=ACC),)
+            As = sums
+        Gs = ()
+        total = tl.zeros([], dtype=SUM)
+        for a in tl.static_range(N):
+            Gs += (total + tl.cumsum(gs[a]),)
+            total += tl.sum(gs[a])
+            tl.store(at_G + 16 * a + i, Gs[a], mask=16 * a + i < live)
+        Ls = ()
+        Ds = ()
+        for a in tl.static_range(N):
+            for c in tl.static_range(a + 1):
+                L = As[a * (a + 1) // 2 + c] * (bs[a][:, None] * weight(Gs[a][:, None] - Gs[c][None, :], ACC))
+                Ls += (L,)
+            pair = (i[:, None] > i[None, :]) & (i[:, None] // 2 == i[None, :] // 2)
+            D = tl.where(i[:, None] == i[None, :], 1.0, tl.where(pair, -Ls[a * (a + 1) // 2 + a], 0.0))
+            Ds += (D.to(ACC),)
+        for level in tl.static_range(1, 4):
+            between = (i[:, None] > i[None, :]) & ((i[:, None] >> level) ^ (i[None, :] >> level) == 1)
+            LDs = ()
+            for a in tl.static_range(N):
+                L = tl.where(between, Ls[a * (a + 1) // 2 + a], 0.0)
+                LDs += (tl.dot(L, Ds[a], input_precision=EXACT, out_dtype=ACC),)
+            doubled = ()
+            for a in tl.static_range(N):
+                doubled += (Ds[a] - tl.dot(Ds[a], LDs[a], input_precision=EXACT, out_dtype=ACC),)
+            Ds = doubled
+        Ms = ()
+        for a in tl.static_range(N):
+            row = 16 * a + i
             for c in tl.static_range(a):
                 below = tl.zeros([16, 16], dtype=ACC)
                 for d in tl.static_range(c, a):
-                    below = tl.dot(As[d], Ms[d * (d + 1) // 2 + c], acc=below, input_precision=EXACT, out_dtype=ACC)
-                block = -tl.dot(corner, below, input_precision=EXACT, out_dtype=ACC)
-                Ms += (block,)
+                    L = Ls[a * (a + 1) // 2 + d]
+                    below = tl.dot(L, Ms[d * (d + 1) // 2 + c], acc=below, input_precision=EXACT, out_dtype=ACC)
+                Ms += (-tl.dot(Ds[a], below, input_precision=EXACT, out_dtype=ACC),)
+            Ms += (Ds[a],)
+            for c in tl.static_range(N):
+                block = Ms[a * (a + 1) // 2 + c] if c <= a else tl.zeros([16, 16], dtype=ACC)
                 store_rows(at_M, block, row, live, 16 * c + i, H * C, C, 16)
-            Ms += (corner,)
-            store_rows(at_M, corner, row, live, 16 * a + i, H * C, C, 16)
-            for c in tl.static_range(a + 1, C // 16):
-                store_rows(at_M, tl.zeros([16, 16], dtype=ACC), row, live, 16 * c + i, H * C, C, 16)
 
 
 @kernel
@@ -425,6 +447,9 @@ def reverse_kernel(
 
 @triton.jit
 def _read(
+    xs,  # first columns of x, y and S, loaded early
+    ys,
+    ST,
     x,
     y,
     states,
@@ -436,17 +461,15 @@ def _read(
     H,
     K: tl.constexpr,
     V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
     BV: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
     """x S^T [C, BK] and x y^T [C, C] for rows x and y of a chunk and a state S."""
-    xS = tl.zeros([C, BK], dtype=ACC)
-    xy = tl.zeros([C, C], dtype=ACC)
-    for start in tl.static_range(0, V, BV):
+    xS = tl.dot(xs, ST, input_precision=PREC, out_dtype=ACC)
+    xy = tl.dot(xs, tl.trans(ys), input_precision=PREC, out_dtype=ACC)
+    for start in tl.static_range(BV, V, BV):
         vv = start + tl.arange(0, BV)
         keep = (vv < V)[:, None] & (kk < K)[None, :]
         xs = load_rows(x + at_value, i, live, vv, H * V, V, BV).to(DOT)
@@ -495,74 +518,94 @@ def gradients_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """Gradients of one chunk, BK of the key columns; everything is linear in these columns but dv."""
+    """Gradients of one chunk, BK of the key columns; everything is linear in these columns but dv.
+
+    What is loaded is loaded first, at once: a program waits for memory one time if BV covers V.
+    """
     KEYS: tl.constexpr = (K + BK - 1) // BK
-    VALUES: tl.constexpr = (V + BV - 1) // BV
-    index = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0)
     kb, index = index % KEYS, index // KEYS
-    chunk, h = index // H, index % H
-    first, live, _ = segment_of(chunk, table, T, length, P, PACKED)
+    h, index = (index % H).to(tl.int64), index // H
+    first, live, sequence = chunk_of(index, table, T, length, P, PACKED)
     if live > 0:
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
+        vv = tl.arange(0, BV)
         keys = (H // R) * K
         at_key = first * keys + (h // R) * K
         at_value = (first * H + h) * V
-        at_state = ((first // C + sequence_of(chunk, sequences, P, PACKED)) * H + h) * K * V
+        place = first // C + (tl.load(sequences + index) if PACKED else sequence)
+        at_state = (place * H + h) * K * V
+        at_block = at_state + vv[:, None] * K + kk[None, :]
+        keep = (vv < V)[:, None] & (kk < K)[None, :]
+        at_out = (first * H + h) * K
+        at_scalar = (kb * rows + first + i) * H + h
+        Gs, total = chunk_decay(G + (sequence * (H - 1) + h) * T + first, i, live, C)
         b = tl.load(beta + (first + i) * H + h, mask=i < live, other=0.0)
-        Gs, total = chunk_decay(log_decay_of(G, first, h, T, H), i, live, C)
+        if DECAY:
+            raw = tl.load(g + (first + i) * H + h, mask=i < live, other=0.0)
+        zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
+        # The values of no row, but for one key block: v and dv have no key columns.
+        vs = load_rows(v + at_value, i, tl.where(kb == 0, live, 0), vv, H * V, V, BV).to(ACC)
+        dos = load_rows(do + at_value, i, live, vv, H * V, V, BV).to(DOT)
+        us = load_rows(u + at_value, i, live, vv, H * V, V, BV)
+        ST = tl.load(states + at_block, mask=keep, other=0.0)
         ks = load_rows(k + at_key, i, live, kk, keys, K, BK).to(DOT)
         qs = load_rows(q + at_key, i, live, kk, keys, K, BK).to(DOT)
+        dST = tl.load(dstates + at_block, mask=keep, other=0.0)
         since = weight(Gs, ACC)
         lower = i[:, None] >= i[None, :]
         upper = i[:, None] <= i[None, :]
         off = i[:, None] != i[None, :]
-        at_out = (first * H + h) * K
-        at_scalar = (kb * rows + first + i) * H + h
 
-        dqs, A = _read(do, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
+        db = tl.sum(zs.to(ACC) * vs, 1)
+        if kb == 0:
+            store_rows(dv + at_value, zs.to(ACC) * b[:, None], i, live, vv, H * V, V, BV)
+        inner = tl.sum(ST.to(ACC) * dST.to(ACC)) if DECAY else 0.0  # <S, dS>
+        for start in tl.static_range(BV, V, BV):
+            ww = start + tl.arange(0, BV)
+            zw = load_rows(z + at_value, i, live, ww, H * V, V, BV).to(ACC)
+            if kb == 0:
+                vw = load_rows(v + at_value, i, live, ww, H * V, V, BV).to(ACC)
+                db += tl.sum(zw * vw, 1)
+                store_rows(dv + at_value, zw * b[:, None], i, live, ww, H * V, V, BV)
+            if DECAY:
+                at_more = at_state + ww[:, None] * K + kk[None, :]
+                more = (ww < V)[:, None] & (kk < K)[None, :]
+                S = tl.load(states + at_more, mask=more, other=0.0).to(ACC)
+                inner += tl.sum(S * tl.load(dstates + at_more, mask=more, other=0.0).to(ACC))
+
+        E, A = _read(zs, us, ST, z, u, states, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
+        A = tl.where(lower & off, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
+        E = -tl.dot(A, ks, acc=E * since[:, None], input_precision=PREC, out_dtype=ACC)
+        kE = tl.sum(ks.to(ACC) * E, 1)
+        tl.store(dbeta + at_scalar, db + kE, mask=i < live)
+
+        dqs, A = _read(dos, us, ST, do, u, states, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
         A = tl.where(lower, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
         dqs = tl.dot(A, ks, acc=dqs * since[:, None], input_precision=PREC, out_dtype=ACC) * scale
         store_rows(dq + at_out, dqs, i, live, kk, H * K, K, BK)
         dG = tl.sum(qs.to(ACC) * dqs, 1)
 
-        E, A = _read(z, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
-        A = tl.where(lower & off, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
-        E = -tl.dot(A, ks, acc=E * since[:, None], input_precision=PREC, out_dtype=ACC)
-        kE = tl.sum(ks.to(ACC) * E, 1)
-
-        dks, A = _read(u, do, dstates, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
+        dks, A = _read(us, dos, dST, u, do, dstates, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
         dks *= weight(total - Gs, ACC)[:, None]
         end = tl.sum(ks.to(ACC) * dks)
         dks += b[:, None] * E
         A = tl.where(upper, A * scale * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
         dks = tl.dot(A, qs, acc=dks, input_precision=PREC, out_dtype=ACC)
 
-        A = tl.zeros([C, C], dtype=ACC)  # u z^T
-        db = kE
-        inner = tl.zeros([], dtype=ACC)  # <S, dS>
-        for vb in tl.static_range(VALUES):
-            vv = vb * BV + tl.arange(0, BV)
-            us = load_rows(u + at_value, i, live, vv, H * V, V, BV)
-            zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
-            A = tl.dot(us, tl.trans(zs), acc=A, input_precision=PREC, out_dtype=ACC)
-            if kb == 0:
-                vs = load_rows(v + at_value, i, live, vv, H * V, V, BV).to(ACC)
-                db += tl.sum(zs.to(ACC) * vs, 1)
-                store_rows(dv + at_value, zs.to(ACC) * b[:, None], i, live, vv, H * V, V, BV)
-            if DECAY:
-                at_block = at_state + vv[:, None] * K + kk[None, :]
-                keep = (vv < V)[:, None] & (kk < K)[None, :]
-                ST = tl.load(states + at_block, mask=keep, other=0.0).to(ACC)
-                inner += tl.sum(ST * tl.load(dstates + at_block, mask=keep, other=0.0).to(ACC))
+        A = tl.dot(us, tl.trans(zs), input_precision=PREC, out_dtype=ACC)
+        for start in tl.static_range(BV, V, BV):
+            ww = start + tl.arange(0, BV)
+            uw = load_rows(u + at_value, i, live, ww, H * V, V, BV)
+            zw = load_rows(z + at_value, i, live, ww, H * V, V, BV)
+            A = tl.dot(uw, tl.trans(zw), acc=A, input_precision=PREC, out_dtype=ACC)
         A = tl.where(upper & off, A * -b[None, :] * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
         dks = tl.dot(A, ks, acc=dks, input_precision=PREC, out_dtype=ACC)
         store_rows(dk + at_out, dks, i, live, kk, H * K, K, BK)
-        tl.store(dbeta + at_scalar, db, mask=i < live)
         if DECAY:
             # k . dk holds b k . E, the reader's part, with the wrong sign.
             dG += 2 * b * kE - tl.sum(ks.to(ACC) * dks, 1)
-            raw = tl.load(g + (first + i) * H + h, mask=i < live, other=0.0)
             end += inner * weight(total, ACC)
             tl.store(dg + at_scalar, tl.where(raw < WEAKEST, 0.0, end + tl.cumsum(dG, reverse=True)), mask=i < live)
 
@@ -570,6 +613,7 @@ def gradients_kernel(
 class Launch(NamedTuple):
     num_warps: int
     num_stages: int
+    registers: int | None = None  # that a thread may use
 
 
 class Plan(NamedTuple):
@@ -756,7 +800,7 @@ class _Call:
             BK=min(self.BK, 64),
             DECAY=self.g is not None,
             SUM=sum_dtype(self.q.dtype),
-            EXACT="tf32x3" if self.dot == torch.bfloat16 else self.precision,
+            EXACT="tf32" if self.dot == torch.bfloat16 else self.precision,  # M is bfloat16 then
         )
 
     def forward(
@@ -872,7 +916,7 @@ class _Call:
             scale=self.scale,
             V=self.V,
             BK=self.how.BK,
-            BV=min(64, self.how.BV),
+            BV=self.how.BV,
             DECAY=dg is not None,
         )
         if not alone:
@@ -912,5 +956,6 @@ class _Call:
             PREC=self.precision,
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
+            maxnreg=launch.registers,
             **flags,
         )

@@ -1,21 +1,24 @@
 """Linear attention with a scalar decay in Triton: kernels and their launches, forward and backward.
 
-Within a chunk of C tokens, with G the inclusive cumulative log decay, Gam_ij = e^{G_i - G_j} for j <= i (else 0), s the
-scale, S the state before the chunk and dS the gradient of the state after it (equations: README.md):
+With G the inclusive cumulative log decay, s the scale, S the state before a chunk of C tokens and dS the gradient of
+the state after it (equations: README.md), all four results are one operation: s times the sum over j <= i (or j >= i)
+of e^{-|G_i - G_j|} (x_i . y_j) z_j, where what lies outside of the chunk is read from a state.
 
-    A  = s (Q K^T) . Gam          O  = A V + s e^G Q S           S' = e^{G_C} S + (e^{G_C - G} K)^T V
-    dA = s (dO V^T) . Gam         dQ = dA K + s e^G dO S^T       dS' = e^{G_C} dS + (s e^G Q)^T dO
-    dK = dA^T Q + e^{G_C - G} V dS^T                             dV = A^T dO + e^{G_C - G} K dS
+           x   y   z     the state    after the chunk, or before it
+    o      q   k   v     S            e^{G_C} S + (e^{G_C - G} K)^T V
+    dq     do  v   k     S^T          the same
+    dk     v   do  q     dS^T         the same as for dv
+    dv     k   q   do    dS           e^{G_C} dS + (s e^G Q)^T dO
 
-One program walks one segment of one head with the state in registers. Few heads: a sequence is cut into segments, and a
-first pass gives every segment its border states. Nothing of size tokens x K x V reaches memory. Every result is linear
-in the key columns and in the value columns of its operands, so states of more than BK x BV are cut into blocks (kb, vb)
-that are worked on apart and whose parts are added in order.
+`walk_kernel` is that operation, forwards or backwards: a program walks one segment of one head with the state in
+registers. Few heads: a sequence is cut into segments, and a first pass (`border_kernel`, `scan_kernel`) gives every
+segment its border states. Nothing of size tokens x K x V reaches memory. A state is cut into blocks of at most `inner`
+x `outer`: columns of z are independent of each other, results of blocks of columns of x and y are added in order.
 
 The decay's gradient: d/dg_t adds the pairs (i, j) with j < t <= i, that is <S, dS> at the segment's start less the sum
 over the tokens before t of u = (its pairs with earlier j) - (its pairs with later i). Sums over all tokens cancel, so
-both sides must hold the same numbers: pairs within a chunk are summed by rows and by columns of one float32 matrix
-without its diagonal, pairs with other chunks come from the state's part of dQ and, through `vdv`, of dV.
+both sides must hold the same numbers: pairs within a chunk are summed from float32 products, without the diagonal, by
+the walks for dq and for dv; pairs with other chunks are the state's part of dq times q, and of dv times v.
 
 A product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
 """
@@ -157,14 +160,16 @@ def scan_kernel(
 
 
 @triton.jit
-def forward_kernel(
-    q,
-    k,
-    v,
+def walk_kernel(
+    x,  # [rows, H / RX, N]
+    y,
+    z,  # [rows, H / RZ, M]
     g,
-    states,  # [slots, H, K, V] at the segments' starts
-    o,  # [key blocks, rows, H, V]
-    final,  # [B, H, K, V], written when a sequence is one segment
+    w,  # as z: what `part` multiplies
+    states,  # [slots, H, K, V] where segments begin in the direction of the walk
+    out,  # [blocks of N, rows, H, M]
+    final,  # [B, H, K, V]: the state after the walk, written when a sequence is one segment
+    part,  # [blocks, H, rows]: what a token's pairs with those before it add to u
     table,
     scale,
     rows,
@@ -172,249 +177,132 @@ def forward_kernel(
     length,
     P,
     H,
-    R,
-    K: tl.constexpr,
-    V: tl.constexpr,
+    RX,
+    RZ,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    SN: tl.constexpr,  # strides of a state [N, M]
+    SM: tl.constexpr,
     C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    REVERSE: tl.constexpr,
     DECAY: tl.constexpr,
     HAS_STATE: tl.constexpr,
     HAS_FINAL: tl.constexpr,
+    PART: tl.constexpr,
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
     SUM: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    segment, h, kb, vb = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV))
+    """States of a reverse walk hold the scale, those of a forward one do not."""
+    segment, h, nb, mb = _program(H, tl.cdiv(N, BN), tl.cdiv(M, BM))
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
     if (live > 0) | HAS_FINAL:  # an empty sequence hands its state on
         i = tl.arange(0, C)
-        kk = kb * BK + tl.arange(0, BK)
-        vv = vb * BV + tl.arange(0, BV)
-        keys = (H // R) * K
-        causal = i[:, None] >= i[None, :]
-        at_state = (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
-        keep = (kk < K)[:, None] & (vv < V)[None, :]
-        S = tl.load(states + at_state, mask=keep, other=0.0) if HAS_STATE else tl.zeros([BK, BV], dtype=ACC)
-        for start in range(0, live, C):
+        nn = nb * BN + tl.arange(0, BN)
+        mm = mb * BM + tl.arange(0, BM)
+        xy = (H // RX) * N
+        zw = (H // RZ) * M
+        behind = i[:, None] <= i[None, :] if REVERSE else i[:, None] >= i[None, :]
+        at_state = (slot * H + h) * N * M + nn[:, None] * SN + mm[None, :] * SM
+        keep = (nn < N)[:, None] & (mm < M)[None, :]
+        S = tl.load(states + at_state, mask=keep, other=0.0) if HAS_STATE else tl.zeros([BN, BM], dtype=ACC)
+        last = (live - 1) // C * C
+        for step in range(0, live, C):
+            start = last - step if REVERSE else step
             row = first + start
-            at_key = row * keys + (h // R) * K
-            qs = load_rows(q + at_key, i, live - start, kk, keys, K, BK).to(DOT)
-            ks = load_rows(k + at_key, i, live - start, kk, keys, K, BK).to(DOT)
-            vs = load_rows(v + (row * H + h) * V, i, live - start, vv, H * V, V, BV).to(DOT)
-            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+            left = live - start
+            at_x = row * xy + (h // RX) * N
+            at_z = row * zw + (h // RZ) * M
+            xs = load_rows(x + at_x, i, left, nn, xy, N, BN).to(DOT)
+            ys = load_rows(y + at_x, i, left, nn, xy, N, BN).to(DOT)
+            zs = load_rows(z + at_z, i, left, mm, zw, M, BM).to(DOT)
+            A = tl.dot(xs, tl.trans(ys), input_precision=PREC, out_dtype=ACC) * scale
             if DECAY:
-                gs = load_log_decay(g + row * H + h, i, live - start, H, SUM)
-                G = tl.cumsum(gs)
+                gs = load_log_decay(g + row * H + h, i, left, H, SUM)
+                near = tl.cumsum(gs)  # decay since the walk entered the chunk
                 total = tl.sum(gs)
-                A *= weight(G[:, None] - G[None, :], ACC)
-            A = tl.where(causal, A, 0.0).to(DOT)
-            os = tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+                if REVERSE:
+                    near = total - near
+                A *= weight(near[:, None] - near[None, :], ACC)
+            A = tl.where(behind, A, 0.0)
+            outs = tl.dot(xs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+            if not REVERSE:
+                outs *= scale
             if DECAY:
-                os *= weight(G, ACC)[:, None]
-            os = tl.dot(A, vs, acc=os, input_precision=PREC, out_dtype=ACC)
-            at_value = ((kb * rows + row) * H + h) * V
-            store_rows(o + at_value, os * scale, i, live - start, vv, H * V, V, BV)
+                outs *= weight(near, ACC)[:, None]
+            if PART:
+                ws = load_rows(w + at_z, i, left, mm, zw, M, BM).to(DOT)
+                pairs = A * tl.dot(ws, tl.trans(zs), input_precision=PREC, out_dtype=ACC)
+                parts = tl.sum(tl.where(i[:, None] == i[None, :], 0.0, pairs), 1) + tl.sum(outs * ws, 1)
+                at_part = part + ((nb * tl.cdiv(M, BM) + mb) * H + h) * rows + row + i
+                tl.store(at_part, -parts if REVERSE else parts, mask=i < left)
+            outs = tl.dot(A.to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC)
+            store_rows(out + ((nb * rows + row) * H + h) * M, outs, i, left, mm, H * M, M, BM)
             if DECAY:
                 S *= weight(total, ACC)
-                vs = (vs * weight(total - G, ACC)[:, None]).to(DOT)
-            S = tl.dot(tl.trans(ks), vs, acc=S, input_precision=PREC, out_dtype=ACC)
+                to_next = weight(total - near, ACC) * (scale if REVERSE else 1.0)
+                zs = (zs * to_next[:, None]).to(DOT)
+            elif REVERSE:
+                zs = (zs * scale).to(DOT)
+            S = tl.dot(tl.trans(ys), zs, acc=S, input_precision=PREC, out_dtype=ACC)
         if HAS_FINAL:
             tl.store(final + at_state, S, mask=keep)
 
 
 @triton.jit
-def backward_kv_kernel(
-    q,
-    k,
-    v,
-    g,
-    do,
-    dstates,  # [slots, H, K, V]: gradients of the states at the segments' ends
-    dk,  # [value blocks, rows, H, K]
-    dv,  # [key blocks, rows, H, V]
-    vdv,  # [blocks, rows, H]: v . (the state's part of dv)
-    dinitial,  # [B, H, K, V], written when a sequence is one segment
-    table,
-    scale,
-    rows,
-    T,
-    length,
-    P,
-    H,
-    R,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    DECAY: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    PACKED: tl.constexpr,
-    DOT: tl.constexpr,
-    SUM: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """Backwards over the chunks with dS in registers. dK is computed as dK^T, for which dS is a left operand."""
-    segment, h, kb, vb = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV))
-    first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if (live > 0) | HAS_INITIAL:
-        i = tl.arange(0, C)
-        kk = kb * BK + tl.arange(0, BK)
-        vv = vb * BV + tl.arange(0, BV)
-        keys = (H // R) * K
-        upper = i[:, None] <= i[None, :]  # [j, i]
-        causal = i[:, None] >= i[None, :]  # [i, j]
-        at_state = (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
-        keep = (kk < K)[:, None] & (vv < V)[None, :]
-        dS = tl.load(dstates + at_state, mask=keep, other=0.0) if HAS_STATE else tl.zeros([BK, BV], dtype=ACC)
-        last = (live - 1) // C * C
-        for step in range(0, live, C):
-            start = last - step
-            row = first + start
-            left = live - start
-            at_key = row * keys + (h // R) * K
-            at_value = (row * H + h) * V
-            qs = load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT)
-            ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
-            vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
-            dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
-            if DECAY:
-                gs = load_log_decay(g + row * H + h, i, left, H, SUM)
-                G = tl.cumsum(gs)
-                total = tl.sum(gs)
-                to_end = weight(total - G, ACC)
-            dS_read = dS.to(DOT)
-
-            AT = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, i]
-            if DECAY:
-                AT *= weight(G[None, :] - G[:, None], ACC)
-            AT = tl.where(upper, AT, 0.0).to(DOT)
-            dvs = tl.dot(ks, dS_read, input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                dvs *= to_end[:, None]
-                at_scalar = ((kb * tl.cdiv(V, BV) + vb) * rows + row + i) * H + h
-                tl.store(vdv + at_scalar, tl.sum(dvs * vs, 1), mask=i < left)
-            dvs = tl.dot(AT, dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
-            store_rows(dv + ((kb * rows + row) * H + h) * V, dvs, i, left, vv, H * V, V, BV)
-
-            dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC) * scale  # [i, j]
-            if DECAY:
-                dA *= weight(G[:, None] - G[None, :], ACC)
-            dA = tl.where(causal, dA, 0.0).to(DOT)
-            dkT = tl.dot(dS_read, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                dkT *= to_end[None, :]
-            dkT = tl.dot(tl.trans(qs), dA, acc=dkT, input_precision=PREC, out_dtype=ACC)
-            at_dk = dk + ((vb * rows + row) * H + h) * K + kk[:, None] + i[None, :] * (H * K)
-            tl.store(at_dk, dkT.to(dk.dtype.element_ty), mask=(kk < K)[:, None] & (i < left)[None, :])
-
-            if DECAY:
-                dS *= weight(total, ACC)
-                dos = (dos * (scale * weight(G, ACC))[:, None]).to(DOT)
-            else:
-                dos = (dos * scale).to(DOT)
-            dS = tl.dot(tl.trans(qs), dos, acc=dS, input_precision=PREC, out_dtype=ACC)
-        if HAS_INITIAL:
-            tl.store(dinitial + at_state, dS, mask=keep)
-
-
-@triton.jit
-def backward_q_kernel(
-    q,
-    k,
-    v,
-    g,
-    do,
+def decay_kernel(
     states,  # [slots, H, K, V] at the segments' starts
     dstates,  # the gradients of the same
-    vdv,
-    dq,  # [value blocks, rows, H, K]
-    dg,  # [blocks, rows, H]
+    read,  # [READ, H, rows]
+    written,  # [WRITTEN, H, rows]
+    g,
+    dg,  # [rows, H]
     table,
-    scale,
     rows,
     T,
     length,
     P,
     H,
-    R,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    DECAY: tl.constexpr,
+    SIZE: tl.constexpr,  # K V
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    BLOCK: tl.constexpr,
     HAS_STATE: tl.constexpr,
     PACKED: tl.constexpr,
-    DOT: tl.constexpr,
-    SUM: tl.constexpr,
     ACC: tl.constexpr,
-    PREC: tl.constexpr,
 ):
-    """Forwards over the chunks with S^T in registers, held transposed since it is a right operand."""
-    segment, h, kb, vb = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV))
+    """<S, dS> at the segment's start less the u of all tokens before."""
+    segment, h, _, _ = _program(H, 1, 1)
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
-    if live > 0:
-        i = tl.arange(0, C)
-        kk = kb * BK + tl.arange(0, BK)
-        vv = vb * BV + tl.arange(0, BV)
-        keys = (H // R) * K
-        causal = i[:, None] >= i[None, :]
-        before = i[:, None] > i[None, :]
-        E = tl.zeros([], dtype=ACC)
-        if HAS_STATE:
-            at_state = (slot * H + h) * K * V + kk[None, :] * V + vv[:, None]
-            keep = (kk < K)[None, :] & (vv < V)[:, None]
-            ST = tl.load(states + at_state, mask=keep, other=0.0)
-            if DECAY:
-                E = tl.sum(ST * tl.load(dstates + at_state, mask=keep, other=0.0))
-        else:
-            ST = tl.zeros([BV, BK], dtype=ACC)
-        for start in range(0, live, C):
-            row = first + start
-            left = live - start
-            at_key = row * keys + (h // R) * K
-            at_value = (row * H + h) * V
-            ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
-            vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
-            dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
-            dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC) * scale
-            if DECAY:
-                gs = load_log_decay(g + row * H + h, i, left, H, SUM)
-                G = tl.cumsum(gs)
-                total = tl.sum(gs)
-                dA *= weight(G[:, None] - G[None, :], ACC)
-                qs = load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT)
-                inside = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)  # [i, j]
-                inside = tl.where(before, inside, 0.0)
-                u = tl.sum(inside, 1) - tl.sum(inside, 0)
-            dA = tl.where(causal, dA, 0.0).to(DOT)
-            dqs = tl.dot(dos, ST.to(DOT), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                dqs *= (scale * weight(G, ACC))[:, None]
-                at_scalar = ((kb * tl.cdiv(V, BV) + vb) * rows + row + i) * H + h
-                u += tl.sum(qs * dqs, 1) - tl.load(vdv + at_scalar, mask=i < left, other=0.0)
-                dgs = E - (tl.cumsum(u) - u)
-                E -= tl.sum(u)
-                raw = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
-                tl.store(dg + at_scalar, tl.where(raw < WEAKEST, 0.0, dgs), mask=i < left)
-            else:
-                dqs *= scale
-            dqs = tl.dot(dA, ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
-            store_rows(dq + ((vb * rows + row) * H + h) * K, dqs, i, left, kk, H * K, K, BK)
-            if DECAY:
-                ST *= weight(total, ACC)
-                ks = (ks * weight(total - G, ACC)[:, None]).to(DOT)
-            ST = tl.dot(tl.trans(vs), ks, acc=ST, input_precision=PREC, out_dtype=ACC)
+    i = tl.arange(0, BLOCK)
+    pairs = tl.zeros([BLOCK], dtype=ACC)
+    if HAS_STATE & (live > 0):
+        for start in range(0, SIZE, BLOCK):
+            at = (slot * H + h) * SIZE + start + i
+            keep = start + i < SIZE
+            pairs += tl.load(states + at, mask=keep, other=0.0) * tl.load(dstates + at, mask=keep, other=0.0)
+    E = tl.sum(pairs)
+    for start in range(0, live, BLOCK):
+        keep = start + i < live
+        row = first + start + i
+        u = tl.zeros([BLOCK], dtype=ACC)
+        for n in tl.static_range(READ):
+            u += tl.load(read + (n * H + h) * rows + row, mask=keep, other=0.0)
+        for n in tl.static_range(WRITTEN):
+            u += tl.load(written + (n * H + h) * rows + row, mask=keep, other=0.0)
+        raw = tl.load(g + row * H + h, mask=keep, other=0.0)
+        tl.store(dg + row * H + h, tl.where(raw < WEAKEST, 0.0, E - (tl.cumsum(u) - u)), mask=keep)
+        E -= tl.sum(u)
 
 
 class Launch(NamedTuple):
     C: int  # tokens in a chunk
+    inner: int  # largest block of a state's rows, the columns of x and y
+    outer: int  # and of its columns, those of z
     num_warps: int
     num_stages: int
 
@@ -422,31 +310,26 @@ class Launch(NamedTuple):
 class Plan(NamedTuple):
     """How a call is spread over the machine. It changes speed and rounding, nothing else."""
 
-    block: int  # largest BK and BV
     programs: int  # cut sequences until there are about as many programs
     border: Launch
-    forward: Launch
-    backward_kv: Launch
-    backward_q: Launch
+    walk: Launch
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        back = Launch(64, 8, 1)  # a second stage would spill more than it hides
-        return Plan(128, 264, border=Launch(64, 4, 3), forward=Launch(128, 8, 2), backward_kv=back, backward_q=back)
+        return Plan(528, border=Launch(64, 128, 128, 4, 3), walk=Launch(64, 128, 64, 4, 2))
     if dtype == torch.bfloat16:
-        back = Launch(64, 4, 2)
-        return Plan(64, 264, border=Launch(128, 4, 3), forward=Launch(64, 4, 3), backward_kv=back, backward_q=back)
+        return Plan(264, border=Launch(128, 64, 64, 4, 3), walk=Launch(64, 64, 64, 4, 3))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose chunks want more rows
-    other = Launch(16, 8, 1) if exact else Launch(32, 4, 1)
-    return Plan(64, 264, border=other, forward=other, backward_kv=other, backward_q=other)
+    other = Launch(16, 64, 64, 8, 1) if exact else Launch(32, 64, 64, 4, 1)
+    return Plan(264, border=other, walk=other)
 
 
 def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[Cut, tuple[int, int, int], torch.dtype]:
     """How a call's sequences are cut, and the shape and dtype of a state."""
     call = _Call(q, q, v, None, 1.0, cu_seqlens, None, None)
-    return call.cut, call.shape, call.acc
+    return call.cut, (call.H, call.K, call.V), call.acc
 
 
 def forward(
@@ -463,20 +346,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final state if asked for, and the states at the borders of segments if sequences were cut."""
     call = _Call(q, k, v, log_decay, scale, cu_seqlens, how, length)
-    initial = None if initial_state is None else initial_state.to(call.acc).contiguous()
+    cut = call.cut.inner
+    initial = call.wide(initial_state)
     final = call.state() if output_final_state else None
-    states = call.borders(call.k, call.v, initial, final, gradient=False) if call.cut.inner else None
-    o = call.parts(call.keys, v)
-    start = initial if states is None else states
-    call.launch(
-        forward_kernel,
-        call.how.forward,
-        (call.q, call.k, call.v, call.g, start, o, None if call.cut.inner else final),
-        rows=call.rows,
-        HAS_STATE=start is not None,
-        HAS_FINAL=final is not None and not call.cut.inner,
-    )
-    return call.joined(o, v), final, states
+    states = call.borders(call.k, call.v, initial, final, gradient=False) if cut else None
+    start = states if cut else initial
+    o, _ = call.walk(call.q, call.k, call.v, start, final=None if cut else final)
+    return o, final, states
 
 
 def backward(
@@ -495,43 +371,26 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, log_decay and initial_state; `states` as returned by `forward` with the same plan."""
     call = _Call(q, k, v, log_decay, scale, cu_seqlens, how, length)
-    cut, rows, H = call.cut.inner, call.rows, v.shape[2]
-    initial = None if initial_state is None else initial_state.to(call.acc).contiguous()
-    dfinal = None if dfinal is None else dfinal.to(call.acc).contiguous()
+    q, k, v, do = call.q, call.k, call.v, do.to(v.dtype).contiguous()
+    initial, dfinal = call.wide(initial_state), call.wide(dfinal)
     dinitial = None if initial is None else call.state()
-    do = do.to(v.dtype).contiguous()
-    dstates = call.borders(call.q, do, dfinal, dinitial, gradient=True) if cut else None
-
-    dq, dk, dv = call.parts(call.values, q), call.parts(call.values, k), call.parts(call.keys, v)
-    vdv, dg = (
-        None if log_decay is None else q.new_empty((call.keys * call.values, rows, H), dtype=call.acc) for _ in range(2)
-    )
-    end = dfinal if dstates is None else dstates[1:]
-    call.launch(
-        backward_kv_kernel,
-        call.how.backward_kv,
-        (call.q, call.k, call.v, call.g, do, end, dk, dv, vdv, None if cut else dinitial),
-        rows=rows,
-        HAS_STATE=end is not None,
-        HAS_INITIAL=dinitial is not None and not cut,
-    )
-    start, dstart = (initial, dinitial) if states is None else (states, dstates)
-    call.launch(
-        backward_q_kernel,
-        call.how.backward_q,
-        (call.q, call.k, call.v, call.g, do, start, dstart, vdv, dq, dg),
-        rows=rows,
-        HAS_STATE=start is not None,
-    )
-    if dg is not None and log_decay is not None:
-        dg = dg.sum(0).view(log_decay.shape).to(log_decay.dtype)
+    if states is None:
+        start, dstart, dend = initial, dinitial, dfinal
+    else:
+        dstates = call.borders(q, do, dfinal, dinitial, gradient=True)
+        start, dstart, dend = states, dstates, dstates[1:]
+    far = dinitial if states is None else None
+    dv, written = call.walk(k, q, do, dend, reverse=True, final=far, w=v)
+    dk, _ = call.walk(v, do, q, dend, reverse=True, turned=True)
+    dq, read = call.walk(do, v, k, start, turned=True, w=q)
+    dg = None if log_decay is None else call.decay(start, dstart, read, written).to(log_decay.dtype)
     if dinitial is not None and initial_state is not None:
         dinitial = dinitial.to(initial_state.dtype)
-    return call.joined(dq, q), call.joined(dk, k), call.joined(dv, v), dg, dinitial
+    return dq, dk, dv, dg, dinitial
 
 
 class _Call:
-    """The sizes of one call, its operands made contiguous, and what its launches share."""
+    """The sizes of one call, its operands made contiguous, and its launches."""
 
     def __init__(
         self,
@@ -544,63 +403,111 @@ class _Call:
         how: Plan | None,
         length: int | None,
     ) -> None:
-        (B, T, G, K), (H, V) = q.shape, v.shape[2:]
-        self.how = how or plan(q.dtype, K, V)
+        (self.B, self.T, self.G, self.K), (self.H, self.V) = q.shape, v.shape[2:]
+        self.how = how or plan(q.dtype, self.K, self.V)
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.g = None if log_decay is None else log_decay.to(self.acc).contiguous()
-        self.BK, self.BV = (min(self.how.block, max(16, triton.next_power_of_2(D))) for D in (K, V))
-        self.keys, self.values = triton.cdiv(K, self.BK), triton.cdiv(V, self.BV)
-        self.rows, self.heads, self.shape = B * T, H, (H, K, V)
-        self.scale, self.group = scale, H // G
-        self.cut = Cut.of(B, T, cu_seqlens, self.how.programs // (H * self.keys * self.values), length)
+        self.g = self.wide(log_decay)
+        self.scale, self.rows = scale, self.B * self.T
+        blocks = self.H * triton.cdiv(self.K, self.how.walk.inner) * triton.cdiv(self.V, self.how.walk.outer)
+        self.cut = Cut.of(self.B, self.T, cu_seqlens, self.how.programs // blocks, length)
 
-    def launch(self, kernel: Any, launch: Launch, tensors: tuple[Tensor | None, ...], **flags: Any) -> None:
-        H, K, V = self.shape
-        dot, acc, precision = operands(self.q.dtype)
-        kernel[(self.cut.segments * H * self.keys * self.values,)](
-            *tensors,
-            table=self.cut.table,
+    def wide(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(self.acc).contiguous()
+
+    def state(self) -> Tensor:
+        return self.q.new_empty((self.cut.sequences, self.H, self.K, self.V), dtype=self.acc)
+
+    def walk(
+        self,
+        x: Tensor,
+        y: Tensor,
+        z: Tensor,
+        states: Tensor | None,
+        *,
+        reverse: bool = False,
+        turned: bool = False,
+        final: Tensor | None = None,
+        w: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The result, shaped as z, and with `w` and decays its tokens' parts of u. `turned`: x and y are V wide."""
+        how = self.how.walk
+        N, M = (self.V, self.K) if turned else (self.K, self.V)
+        BN, BM = block(N, how.inner), block(M, how.outer)
+        parts, blocks = triton.cdiv(N, BN), triton.cdiv(N, BN) * triton.cdiv(M, BM)
+        alone = parts == 1 and z.shape[2] == self.H  # else parts, or the heads that share one of z, are added
+        out = z.new_empty((parts, self.rows, self.H, M), dtype=z.dtype if alone else self.acc)
+        part = None
+        if w is not None and self.g is not None:
+            part = z.new_empty((blocks, self.H, self.rows), dtype=self.acc)
+        walk_kernel[(self.cut.segments * self.H * blocks,)](
+            x,
+            y,
+            z,
+            self.g,
+            w,
+            states,
+            out,
+            final,
+            part,
             scale=self.scale,
-            T=self.cut.T,
-            length=self.cut.length,
-            P=self.cut.P,
-            H=H,
-            R=self.group,
-            K=K,
-            V=V,
-            C=launch.C,
-            BK=self.BK,
-            BV=self.BV,
-            DECAY=self.g is not None,
-            PACKED=self.cut.table is not None,
-            DOT=dot,
-            SUM=sum_dtype(self.q.dtype),
-            ACC=acc,
-            PREC=precision,
-            num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
-            **flags,
+            rows=self.rows,
+            RX=self.H // x.shape[2],
+            RZ=self.H // z.shape[2],
+            N=N,
+            M=M,
+            SN=1 if turned else self.V,
+            SM=self.V if turned else 1,
+            C=how.C,
+            BN=BN,
+            BM=BM,
+            REVERSE=reverse,
+            HAS_STATE=states is not None,
+            HAS_FINAL=final is not None,
+            PART=part is not None,
+            num_warps=how.num_warps,
+            num_stages=how.num_stages,
+            **self.shared(),
         )
+        if not alone:
+            out = out.unflatten(2, (z.shape[2], -1)).sum((0, 3))
+        return out.view(z.shape).to(z.dtype), part
 
     def borders(self, x: Tensor, y: Tensor, outer: Tensor | None, far: Tensor | None, *, gradient: bool) -> Tensor:
         """States at the segments' borders (of k and v), or their gradients (of q and do)."""
-        H, K, V = self.shape
-        borders = x.new_empty((self.cut.borders, H, K, V), dtype=self.acc)
-        totals = x.new_empty((self.cut.borders, H), dtype=self.acc)
-        self.launch(
-            border_kernel, self.how.border, (x, y, self.g, borders, totals), GRADIENT=gradient, OUTER=far is not None
+        how, size = self.how.border, self.K * self.V
+        BK, BV = block(self.K, how.inner), block(self.V, how.outer)
+        borders = x.new_empty((self.cut.borders, self.H, self.K, self.V), dtype=self.acc)
+        totals = x.new_empty((self.cut.borders, self.H), dtype=self.acc)
+        border_kernel[(self.cut.segments * self.H * triton.cdiv(self.K, BK) * triton.cdiv(self.V, BV),)](
+            x,
+            y,
+            self.g,
+            borders,
+            totals,
+            scale=self.scale,
+            R=self.H // self.G,
+            K=self.K,
+            V=self.V,
+            C=how.C,
+            BK=BK,
+            BV=BV,
+            GRADIENT=gradient,
+            OUTER=far is not None,
+            num_warps=how.num_warps,
+            num_stages=how.num_stages,
+            **self.shared(),
         )
         BLOCK = 1024
-        scan_kernel[(self.cut.sequences * H * triton.cdiv(K * V, BLOCK),)](
+        scan_kernel[(self.cut.sequences * self.H * triton.cdiv(size, BLOCK),)](
             borders,
             totals,
             outer,
             far,
             self.cut.slots,
             self.cut.P,
-            H,
-            SIZE=K * V,
+            self.H,
+            SIZE=size,
             BLOCK=BLOCK,
             DECAY=self.g is not None,
             GRADIENT=gradient,
@@ -611,18 +518,50 @@ class _Call:
         )
         return borders
 
-    def state(self) -> Tensor:
-        return self.q.new_empty((self.cut.sequences, *self.shape), dtype=self.acc)
+    def decay(self, states: Tensor | None, dstates: Tensor | None, read: Any, written: Any) -> Tensor:
+        """The gradient of log_decay from states, their gradients, and the parts of u by the readers and the writers."""
+        dg = self.q.new_empty((self.B, self.T, self.H), dtype=self.acc)
+        decay_kernel[(self.cut.segments * self.H,)](
+            states,
+            dstates,
+            read,
+            written,
+            self.g,
+            dg,
+            self.cut.table,
+            self.rows,
+            self.cut.T,
+            self.cut.length,
+            self.cut.P,
+            self.H,
+            SIZE=self.K * self.V,
+            READ=read.shape[0],
+            WRITTEN=written.shape[0],
+            BLOCK=2048,
+            HAS_STATE=states is not None,
+            PACKED=self.cut.table is not None,
+            ACC=operands(self.q.dtype)[1],
+            num_warps=8,
+        )
+        return dg
 
-    def parts(self, n: int, like: Tensor) -> Tensor:
-        """Room for n addends of every head of `like`, in its dtype if nothing is to be added."""
-        heads, width = like.shape[2:]
-        alone = n == 1 and heads == self.shape[0]
-        return like.new_empty((n, self.rows, self.shape[0], width), dtype=like.dtype if alone else self.acc)
+    def shared(self) -> dict[str, Any]:
+        """What the kernels that walk segments have in common."""
+        dot, acc, precision = operands(self.q.dtype)
+        return {
+            "table": self.cut.table,
+            "T": self.cut.T,
+            "length": self.cut.length,
+            "P": self.cut.P,
+            "H": self.H,
+            "DECAY": self.g is not None,
+            "PACKED": self.cut.table is not None,
+            "DOT": dot,
+            "SUM": sum_dtype(self.q.dtype),
+            "ACC": acc,
+            "PREC": precision,
+        }
 
-    def joined(self, parts: Tensor, like: Tensor) -> Tensor:
-        """Sum the addends, and the heads that share a head of `like`."""
-        if parts.shape[0] == 1 and parts.shape[2] == like.shape[2]:
-            return parts.view(like.shape)
-        parts = parts.unflatten(2, (like.shape[2], -1))  # [n, rows, G, H / G, width]
-        return parts.sum((0, 3)).view(like.shape).to(like.dtype)
+
+def block(width: int, largest: int) -> int:
+    return min(largest, max(16, triton.next_power_of_2(width)))

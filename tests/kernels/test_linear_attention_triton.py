@@ -18,8 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-12)  # there are no float64 kernels for a GPU
-SMALL, LARGE = triton.Launch(16, 4, 1), triton.Launch(64, 4, 1)
-HOW = triton.Plan(64, 264, SMALL, SMALL, SMALL, SMALL)
+SMALL, LARGE = triton.Launch(16, 64, 64, 4, 1), triton.Launch(64, 64, 64, 4, 1)
 UNCUT, CUT = (1, 2, 15, 16, 17, 63, 64, 65, 130), (33, 64, 65, 70, 100)  # lengths
 GATES = ("weak", "none", "mixed", "zero", "reset", "strong")
 HEADS = ((1, 1), (1, 3), (2, 4), (2, 2))  # G, H
@@ -97,7 +96,8 @@ def truth(x: dict[str, Any], case: Case, scale: float) -> dict[str, Tensor]:
 
 
 def kernels(x: dict[str, Any], case: Case, scale: float) -> dict[str, Tensor]:
-    how = HOW._replace(block=case.block)
+    launch = SMALL._replace(inner=case.block, outer=case.block)
+    how = triton.Plan(264, border=launch, walk=launch)
     length = case.length or case.T
     cu = None if case.cu_seqlens is None else torch.tensor(case.cu_seqlens, device=DEVICE)
     given = (x["q"], x["k"], x["v"], x["log_decay"], scale, x["initial_state"], cu)
@@ -155,7 +155,7 @@ def test_nothing_is_read_past_the_end_or_from_the_neighbours():
 @pytest.fixture
 def large_chunks(monkeypatch):
     """Fewer of the interpreter's slow steps."""
-    monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(64, 264, LARGE, LARGE, LARGE, LARGE))
+    monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(264, border=LARGE, walk=LARGE))
 
 
 def operator(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
