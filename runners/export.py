@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mixassay.runners import stats
@@ -71,15 +71,19 @@ def to_json(table: Table, against: Sequence[Mapping[str, Any]] | None = None) ->
 
 def to_csv(table: Table) -> str:
     """One line for each number and seed; a seed that never ran has status `missing` and no value."""
-    out = io.StringIO()
-    rows = [
+    return csv_text(
         {
             **{key: value for key, value in cell.items() if key not in ("runs", "ended")},
             **{key: _flat(value) for key, value in run.items()},
         }
         for cell in long_form(table)
         for run in cell["runs"]
-    ]
+    )
+
+
+def csv_text(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Mappings as CSV: a column for every key that any of them has, in the order of appearance."""
+    rows, out = list(lines), io.StringIO()
     fields = dict.fromkeys(key for row in rows for key in row)
     writer = csv.DictWriter(out, fieldnames=list(fields), lineterminator="\n")
     writer.writeheader()

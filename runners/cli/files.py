@@ -1,4 +1,4 @@
-"""From what is typed for FILE to a loaded sweep."""
+"""From what is typed for FILE to a path, and to a loaded sweep."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +9,21 @@ from mixassay.registry import suggest
 from mixassay.sweep import Sweep, conditions
 
 SHIPPED = PACKAGE / "configs"
+AUDITS = "audit"
+"""The folder of the files that are no sweeps but audits."""
 
 
-def shipped() -> Iterator[tuple[str, Path]]:
-    """(name, file) of the sweep files that come with the package: `mqar/table`."""
+def shipped(audits: bool = False) -> Iterator[tuple[str, Path]]:
+    """(name, file) of the sweeps that come with the package, `mqar/table`, or of the audits, `audit/noise`."""
     for path in sorted(SHIPPED.rglob("*.yaml")):
-        yield path.relative_to(SHIPPED).with_suffix("").as_posix(), path
+        name = path.relative_to(SHIPPED).with_suffix("")
+        if (name.parts[0] == AUDITS) == audits:
+            yield name.as_posix(), path
 
 
-def find(file: str) -> Path:
-    """A path as given, or a shipped file by its name."""
-    path, names = Path(file), dict(shipped())
+def find(file: str, audits: bool = False) -> Path:
+    """A path as given, or a shipped sweep (or audit) by its name."""
+    path, names = Path(file), dict(shipped(audits))
     if path.is_file():
         return path
     if file in names:

@@ -38,8 +38,9 @@ def list_(
 
 
 def configs() -> Iterator[tuple[str, str, str]]:
-    for name, path in shipped():
-        title = read(path, Problems()).find("report.title")
+    for name, path in (*shipped(), *shipped(audits=True)):
+        written = read(path, Problems())
+        title = written.find("report.title") or written.find("title")
         first = path.read_text().splitlines()[0] if path.stat().st_size else ""
         about = str(title.value) if title is not None else first.removeprefix("#").strip() if first[:1] == "#" else ""
         yield name, about, str(path)
