@@ -19,8 +19,9 @@ trailing zeros of e + 1, has slot e. Chunk n sees slots x - 1 for x = n, x & (x 
 the nodes in slots x - 1 for x = n + 1, x + (x & -x), ... The last chunk of a sequence is in no node that is seen.
 
 Each kernel is parallel over chunks, and every sum has a fixed order. The decay's gradient is that of
-linear_attention/triton.py: minus the sum over the tokens before t of u = (a token's pairs with earlier ones) - (its
-pairs with later ones). Such sums cancel, so they are taken in two levels, the one over chunks in float64.
+linear_attention/triton.py: at token t, the pairs across t, from those across an earlier border less the sum over the
+tokens between of u = (a token's pairs with earlier ones) - (its pairs with later ones). The two sides of u come from
+differently rounded states, so such sums drift: they start anew at every eighth chunk.
 
 States of more than BK x BV are cut into blocks (kb, vb) that are worked on apart and whose parts are added in order. A
 product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
@@ -408,12 +409,16 @@ def parts_kernel(
 
 @triton.jit
 def down_kernel(
+    tree,
     dtree,
     sums,
+    anchors,  # [slices of a state, sequences, H, NT]
     table,
     offset,  # where the totals begin
+    sequences,
     T,
     NT,
+    HEIGHTS,
     H,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -422,22 +427,40 @@ def down_kernel(
     PACKED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """For every fourth slot the total: its gradient and those of the nodes that it is part of."""
+    """For every fourth slot the total: its gradient and those of the nodes that it is part of.
+
+    And for every eighth border between chunks, what `gate_kernel` cannot sum from the queries: the pairs across it
+    whose later half lies wholly behind it, the inner products of a node's gradient and its state up to the border."""
     index, h, _, _, block = _program(H, 1, 1, tl.cdiv(SIZE, BLOCK))
     chunk, _, left, n, count = _chunk(index, table, T, NT, LEAVES, C, PACKED)
     x = n + LEAVES
     if (left > 0) & (x < count):
         at = block * BLOCK + tl.arange(0, BLOCK)
         end = (chunk // NT * H + h) * NT + chunk % NT + LEAVES - 1
-        S = tl.zeros([BLOCK], dtype=ACC)
-        while x < count:
-            own = tl.load(dtree + ((chunk - n + x - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
+        total = tl.zeros([BLOCK], dtype=ACC)
+        past = tl.zeros([BLOCK], dtype=ACC)
+        pairs = tl.zeros([BLOCK], dtype=ACC)
+        lowest = x & -x
+        for m in range(2, HEIGHTS):
+            ends = x >> m << m
+            bit = x & (1 << m)
             if DECAY:
-                own *= weight(_between(sums, end, x - n - LEAVES, x < count), ACC)
-            S += own
-            x += x & -x
+                seen = (bit != 0) & (x % FAR == 0)
+                slot = chunk - n + ends - 1
+                S = tl.load(tree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
+                past += S * weight(_between(sums, end - (x - ends), x - ends, seen), ACC)
+            ends = tl.where(bit == lowest, x, ends + (1 << m))
+            seen = ((bit == lowest) | ((bit == 0) & ((1 << m) > lowest))) & (ends < count)
+            slot = chunk - n + ends - 1
+            own = tl.load(dtree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
+            if DECAY:
+                own *= weight(_between(sums, end, ends - x, seen), ACC)
+                pairs += past * own
+            total += own
         to = dtree + ((offset + (chunk + LEAVES - 1) // LEAVES) * H + h) * SIZE + at
-        tl.store(to, S.to(dtree.dtype.element_ty), mask=at < SIZE)
+        tl.store(to, total.to(dtree.dtype.element_ty), mask=at < SIZE)
+        if DECAY:
+            tl.store(anchors + block * sequences * H * NT + end + 1, tl.sum(pairs), mask=x % FAR == 0)
 
 
 @triton.jit
@@ -528,11 +551,13 @@ def backward_kernel(
     dlevel,  # [blocks, rows, H, L]
     u,  # [blocks, rows, H]
     along,  # [blocks, sequences, H, NT]: the sum of u over each chunk
+    across,  # [blocks, heights, sequences, H, NT]: that of its pairs with the node of each height
     table,
     scale,
     offset,
     rows,
     sequences,
+    HEIGHTS,
     T,
     NT,
     H,
@@ -570,6 +595,10 @@ def backward_kernel(
         ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
         vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
         dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
+        if HAS_TREE:
+            slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
+            at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
+            dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
         A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
         G = tl.zeros([C], dtype=SUM)
@@ -601,9 +630,6 @@ def backward_kernel(
         to_end = weight(total - G, ACC)
         dvT = tl.zeros([BV, C], dtype=ACC)
         if HAS_TREE:
-            slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
-            at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
-            dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
             dvT = tl.dot(tl.trans(dS), tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 dvT *= to_end[None, :]
@@ -636,6 +662,8 @@ def backward_kernel(
                 dlam += tl.where(columns[None, :] == column, of_level[:, None], 0.0)
                 if DECAY:
                     us += own * of_level
+                    block = (kb * tl.cdiv(V, BV) + vb) * HEIGHTS + _log2(x & -x)
+                    tl.store(across + block * sequences * H * NT + ends + n, tl.sum(own * of_level))
                 dqs += own[:, None] * D
                 x = x & (x - 1)
         store_rows(dq + ((vb * rows + row) * H + h) * K, dqs, i, left, kk, H * K, K, BK)
@@ -650,7 +678,9 @@ def backward_kernel(
 @triton.jit
 def gate_kernel(
     u,
-    along,  # [blocks, sequences, H, NT]: the sum of u over each chunk
+    along,
+    across,
+    anchors,
     g,
     dg,  # [rows, H]
     table,
@@ -658,28 +688,48 @@ def gate_kernel(
     sequences,
     T,
     NT,
+    HEIGHTS,
     H,
     BLOCKS: tl.constexpr,
+    SLICES: tl.constexpr,
+    SLICES_P2: tl.constexpr,
     BLOCK: tl.constexpr,
     C: tl.constexpr,
+    DEEP: tl.constexpr,  # whether there are anchors
     PACKED: tl.constexpr,
     ACC: tl.constexpr,
 ):
+    """The pairs across a border of eight chunks, from the anchor and the queries behind it, then minus the sum of u."""
     index, h, _, _, _ = _program(H, 1, 1, 1)
-    chunk, row, left, n, _ = _chunk(index, table, T, NT, 1, C, PACKED)
+    chunk, row, left, n, count = _chunk(index, table, T, NT, 1, C, PACKED)
     if left > 0:
         i = tl.arange(0, C)
-        earlier = tl.arange(0, BLOCK)
-        sums = tl.zeros([BLOCK], dtype=tl.float64)
+        each = tl.arange(0, BLOCK)
+        border = n // FAR * FAR
+        start = (chunk // NT * H + h) * NT + chunk % NT - n  # of the sequence, in a row of NT chunks
+        size = sequences * H * NT
+        pairs = tl.zeros([BLOCK], dtype=ACC)
         us = tl.zeros([C], dtype=ACC)
         for block in tl.static_range(BLOCKS):
-            at = along + ((block * sequences + chunk // NT) * H + h) * NT + chunk % NT - n
-            for start in range(0, n, BLOCK):
-                sums += tl.load(at + start + earlier, mask=start + earlier < n, other=0.0)
+            pairs -= tl.load(along + block * size + start + border + each, mask=border + each < n, other=0.0)
             us += tl.load(u + (block * rows + row + i) * H + h, mask=i < left, other=0.0)
-        dgs = us - tl.cumsum(us) - tl.sum(sums).to(ACC)
+            if DEEP:
+                for m in range(4, HEIGHTS):
+                    # Chunks from here on see the node of height m before this border.
+                    seen = (border >> m & 1 == 1) & ((1 << m) > (border & -border))
+                    stop = tl.where(seen, tl.minimum(((border >> m) + 1) << m, count), border)
+                    at = across + (block * HEIGHTS + m) * size + start
+                    for first in range(border, stop, BLOCK):
+                        pairs += tl.load(at + first + each, mask=first + each < stop, other=0.0)
+        E = tl.sum(pairs)
+        if DEEP:
+            part = tl.arange(0, SLICES_P2)
+            E += tl.sum(tl.load(anchors + part * size + start + border, mask=(part < SLICES) & (border > 0), other=0.0))
         raw = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
-        tl.store(dg + (row + i) * H + h, tl.where(raw < WEAKEST, 0.0, dgs), mask=i < left)
+        tl.store(dg + (row + i) * H + h, tl.where(raw < WEAKEST, 0.0, E + us - tl.cumsum(us)), mask=i < left)
+
+
+SLICE = 512  # elements of a state that one program adds up, where it only adds
 
 
 class Launch(NamedTuple):
@@ -702,9 +752,9 @@ class Plan(NamedTuple):
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 2), Launch(8, 1), Launch(4, 1))
+        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 2), Launch(8, 1), Launch(4, 2))
     if dtype == torch.bfloat16:
-        return Plan(64, 64, Launch(4, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(4, 1))
+        return Plan(64, 64, Launch(4, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(4, 2))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores
     other = Launch(8 if exact else 4, 1)
     return Plan(32, 64, other, other, other, other, other)
@@ -805,21 +855,23 @@ def backward(
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
     rows, H, L, chunks = call.rows, v.shape[2], level_scale.shape[-1], call.chunks
     do = do.to(v.dtype).contiguous()
-    dtree, offset = call.dtree(do, sums) if call.heights else (None, 0)
+    dtree, anchors, offset = call.dtree(do, tree, sums) if tree is not None else (None, None, 0)
     dq, dk, dv = call.parts(call.values, q), call.parts(call.values, k), call.parts(call.keys, v)
     blocks = call.keys * call.values
     dlevel = q.new_empty((blocks, rows, H, L), dtype=call.acc)
-    u = along = None
+    u = along = across = None
     if call.g is not None:
         u = q.new_empty((blocks, rows, H), dtype=call.acc)
         along = q.new_empty((blocks, chunks.sequences, H, chunks.NT), dtype=call.acc)
+        across = q.new_empty((blocks, call.heights, chunks.sequences, H, chunks.NT), dtype=call.acc)
     call.launch(
         backward_kernel,
         call.how.backward,
         chunks.total * call.blocks,
-        (call.q, call.k, call.v, call.g, call.level_scale, do, tree, dtree, sums, dq, dk, dv, dlevel, u, along),
+        (call.q, call.k, call.v, call.g, call.level_scale, do, tree, dtree, sums, dq, dk, dv, dlevel, u, along, across),
         **call.shared("scale", "rows", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
         sequences=chunks.sequences,
+        HEIGHTS=call.heights,
         offset=offset,
         LP=triton.next_power_of_2(L),
         HAS_TREE=tree is not None,
@@ -831,11 +883,15 @@ def backward(
             gate_kernel,
             Launch(1, 1),
             chunks.total * H,
-            (u, along, call.g, dg),
+            (u, along, across, anchors, call.g, dg),
             **call.shared("rows"),
             sequences=chunks.sequences,
+            HEIGHTS=call.heights,
             BLOCKS=blocks,
-            BLOCK=256,
+            SLICES=call.slices,
+            SLICES_P2=triton.next_power_of_2(call.slices),
+            BLOCK=128,
+            DEEP=call.heights > 3,
         )
         dg = dg.to(log_decay.dtype)
     dlevel = (dlevel[0] if blocks == 1 else dlevel.sum(0)).view(level_scale.shape).to(level_scale.dtype)
@@ -866,7 +922,7 @@ class _Call:
         BK, BV = (min(self.how.block, max(16, triton.next_power_of_2(D))) for D in (K, V))
         self.keys, self.values = triton.cdiv(K, BK), triton.cdiv(V, BV)
         self.rows, self.heads, self.shape = B * T, H, (H, K, V)
-        self.blocks = H * self.keys * self.values
+        self.blocks, self.slices = H * self.keys * self.values, triton.cdiv(K * V, SLICE)
         self.chunks = Chunks.of(B, T, self.how.C, cu_seqlens)
         self.heights = (triton.cdiv(T, self.how.C) - 1).bit_length()  # the nodes that are seen have heights below
         dot, self.tl_acc, precision = operands(q.dtype)
@@ -909,9 +965,8 @@ class _Call:
     def elementwise(self, kernel: Any, group: int, tensors: tuple[Tensor | None, ...], **flags: Any) -> None:
         """A kernel over groups of chunks, and over the elements of a state."""
         _, K, V = self.shape
-        BLOCK = 512
-        programs = self.chunks.groups(group) * self.heads * triton.cdiv(K * V, BLOCK)
-        self.launch(kernel, Launch(4, 1), programs, tensors, SIZE=K * V, BLOCK=BLOCK, **flags)
+        programs = self.chunks.groups(group) * self.heads * self.slices
+        self.launch(kernel, Launch(4, 1), programs, tensors, SIZE=K * V, BLOCK=SLICE, **flags)
 
     def tree(self) -> tuple[Tensor, Tensor | None]:
         """The states that chunks read, and the log decays up to the chunks' ends."""
@@ -933,12 +988,14 @@ class _Call:
             self.elementwise(up_kernel, FAN << height, (tree, sums), HEIGHT=height, **self.shared("DECAY"))
         return tree, sums
 
-    def dtree(self, do: Tensor, sums: Tensor | None) -> tuple[Tensor, int]:
-        """The gradients of the tree's slots, and after them the parts and the totals that they are summed up with."""
+    def dtree(self, do: Tensor, tree: Tensor, sums: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+        """The gradients of the tree's slots, and after them the parts and, from the offset on, the totals that they are
+        summed up with; the anchors of the decay's gradient."""
         total, heights = self.chunks.total, self.heights
         offset = total + max(heights - 4, 0) * triton.cdiv(total, FAR)
         size = offset + (triton.cdiv(total, LEAVES) if heights > 2 else 0)
         dtree = self.q.new_empty((size, *self.shape), dtype=self.state)
+        anchors = None
         inputs = (self.q, do, self.g, self.level_scale, sums, dtree)
         shared = self.shared("scale", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC")
         if heights > 2:
@@ -949,10 +1006,20 @@ class _Call:
             )
             if heights > 4:
                 self.elementwise(parts_kernel, 2 * FAR, (dtree,), chunks=total)
-            self.elementwise(down_kernel, LEAVES, (dtree, sums), offset=offset, **self.shared("DECAY"))
+            if sums is not None:
+                anchors = sums.new_empty((self.slices, *sums.shape), dtype=self.acc)
+            self.elementwise(
+                down_kernel,
+                LEAVES,
+                (tree, dtree, sums, anchors),
+                offset=offset,
+                sequences=self.chunks.sequences,
+                HEIGHTS=heights,
+                **self.shared("DECAY"),
+            )
         programs = self.chunks.groups(LEAVES) * self.blocks
         self.launch(near_kernel, self.how.near, programs, inputs, offset=offset, HAS_TOTALS=heights > 2, **shared)
-        return dtree, offset
+        return dtree, anchors, offset
 
     def parts(self, n: int, like: Tensor) -> Tensor:
         """Room for n addends of every head of `like`, in its dtype if nothing is to be added."""
