@@ -23,7 +23,7 @@ def log_linear_attention(
 ) -> Tensor:
     """o of the public function for sequences that begin with no state. Products read q, k and v in one dtype."""
     dtype = operand_dtype(q, k, v)
-    o, _, _ = forward(q.to(dtype), k.to(dtype), v.to(dtype), level_scale, log_decay, cu_seqlens, scale)
+    o, _ = forward(q.to(dtype), k.to(dtype), v.to(dtype), level_scale, log_decay, cu_seqlens, scale)
     return o.to(v.dtype)
 
 
@@ -36,11 +36,11 @@ def forward(
     log_decay: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """o, and for the backward the tree of chunk states and the log decays up to the chunks' ends."""
+) -> tuple[Tensor, Tensor]:
+    """o, and the tree of chunk states for the backward."""
     with on_device(q):
-        o, tree, sums = triton.forward(q, k, v, level_scale, log_decay, scale, cu_seqlens)
-    return o, nothing(q) if tree is None else tree, nothing(q) if sums is None else sums
+        o, tree = triton.forward(q, k, v, level_scale, log_decay, scale, cu_seqlens)
+    return o, nothing(q) if tree is None else tree
 
 
 @torch.library.custom_op("mixassay::log_linear_attention_backward", mutates_args=())
@@ -52,14 +52,11 @@ def backward(
     log_decay: Tensor | None,
     cu_seqlens: Tensor | None,
     tree: Tensor,
-    sums: Tensor,
     do: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with on_device(q):
-        *grads, dg = triton.backward(
-            q, k, v, level_scale, log_decay, scale, cu_seqlens, present(tree), present(sums), do
-        )
+        *grads, dg = triton.backward(q, k, v, level_scale, log_decay, scale, cu_seqlens, present(tree), do)
     dq, dk, dv, dlevel = grads
     return dq, dk, dv, dlevel, nothing(q) if dg is None else dg
 
@@ -73,13 +70,10 @@ def _(
     log_decay: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = triton.sizes(q, v, cu_seqlens)
-    if shapes is None:
-        return v.new_empty(v.shape), nothing(q), nothing(q)
-    tree, sums, dtype = shapes
-    made = nothing(q) if log_decay is None else q.new_empty(sums, dtype=torch.float64)
-    return v.new_empty(v.shape), q.new_empty(tree, dtype=dtype), made
+) -> tuple[Tensor, Tensor]:
+    shape = triton.tree_shape(q, v, cu_seqlens)
+    tree = nothing(q) if shape is None else q.new_empty(shape, dtype=triton.state_dtype(q.dtype))
+    return v.new_empty(v.shape), tree
 
 
 @backward.register_fake
@@ -92,20 +86,19 @@ def _(
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dg = nothing(q) if log_decay is None else log_decay.new_empty(log_decay.shape)
-    like = (x.new_empty(x.shape) for x in (q, k, v, level_scale))
-    dq, dk, dv, dlevel = like
+    dq, dk, dv, dlevel = (x.new_empty(x.shape) for x in (q, k, v, level_scale))
     return dq, dk, dv, dlevel, dg
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.save_for_backward(*tensors, output[1])
 
 
 def _gradients(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, tree, sums = ctx.saved_tensors
+    *tensors, tree = ctx.saved_tensors
     do = torch.zeros_like(tensors[2]) if do is None else do
-    *grads, dg = backward(*tensors, tree, sums, do, ctx.scale)
+    *grads, dg = backward(*tensors, tree, do, ctx.scale)
     return *grads, present(dg), None, None
 
 

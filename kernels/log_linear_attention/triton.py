@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import WEAKEST, load_log_decay, load_rows, operands, store_rows, sum_dtype, weight
+from mixassay.kernels.common.triton import LOG2_E, WEAKEST, load_rows, operands, store_rows, sum_dtype, weight
 
 LEAVES = tl.constexpr(4)  # chunks that one program of the tree's lower end takes
 FAN = tl.constexpr(16)  # nodes that one program of its upper part adds up
@@ -80,15 +80,48 @@ def _log2(x):
 
 
 @triton.jit
+def _of_level(x, level: tl.constexpr):
+    """Whether the bit length of x is `level`."""
+    return (x >= 1 << level >> 1) & (x < 1 << level)
+
+
+@triton.jit
 def _weights(at, i, left, stride, L: tl.constexpr, LOG: tl.constexpr):
-    """Lam [C, C], from row 0 of level_scale at `at`."""
-    x = i[:, None] ^ i[None, :]
-    lam = tl.load(at + i * stride, mask=i < left, other=0.0)[:, None] + tl.zeros_like(x)
+    """Lam [C, C] from row 0 of level_scale at `at`. Away from the diagonal blocks of 16, aligned blocks of 16 columns
+    have one weight in each row."""
+    C: tl.constexpr = 1 << LOG
+    column, block = tl.arange(0, 16), tl.arange(0, C // 16)
+    x = (i % 16)[:, None] ^ column[None, :]
+    y = (i // 16)[:, None] ^ block[None, :]
+    near = tl.load(at + i * stride, mask=i < left, other=0.0)[:, None] + tl.zeros_like(x)
+    far = tl.zeros([C, C // 16], dtype=near.dtype)
     for level in tl.static_range(1, LOG + 1):
-        column = level if level < L else L - 1
-        own = tl.load(at + i * stride + column, mask=i < left, other=0.0)
-        lam = tl.where(x >= 1 << (level - 1), own[:, None], lam)
-    return lam
+        lam = tl.load(at + i * stride + (level if level < L else L - 1), mask=i < left, other=0.0)
+        if level <= 4:
+            near = tl.where(_of_level(x, level), lam[:, None], near)
+        else:
+            far = tl.where(_of_level(y, level - 4), lam[:, None], far)
+    return tl.reshape(tl.where((y == 0)[:, :, None], near[:, None, :], far[:, :, None]), [C, C])
+
+
+@triton.jit
+def _sums(pairs, i, columns, L: tl.constexpr, LOG: tl.constexpr):
+    """Row sums of [C, C] over each level, in columns of [C, columns]; zeros in the others."""
+    C: tl.constexpr = 1 << LOG
+    column, block = tl.arange(0, 16), tl.arange(0, C // 16)
+    x = (i % 16)[:, None] ^ column[None, :]
+    y = (i // 16)[:, None] ^ block[None, :]
+    pairs = tl.reshape(pairs, [C, C // 16, 16])
+    near = tl.sum(tl.where((y == 0)[:, :, None], pairs, 0.0), 1)
+    far = tl.sum(pairs, 2)
+    sums = tl.zeros([C, columns.shape[0]], dtype=pairs.dtype)
+    for level in tl.static_range(LOG + 1):
+        if level <= 4:
+            of_level = tl.sum(tl.where(_of_level(x, level), near, 0.0), 1)
+        else:
+            of_level = tl.sum(tl.where(_of_level(y, level - 4), far, 0.0), 1)
+        sums += tl.where(columns[None, :] == (level if level < L else L - 1), of_level[:, None], 0.0)
+    return sums
 
 
 @triton.jit
@@ -111,12 +144,38 @@ def _seen(at_level, sums, ends, G, i, left, n, x, seen, H, L: tl.constexpr, LOG:
 
 
 @triton.jit
+def decay_kernel(
+    log_decay,  # [rows, H]
+    g,  # [rows, H]: cumulative within the chunk, in base 2
+    totals,  # [sequences, H, NT]: of each chunk, in float64
+    table,
+    T,
+    NT,
+    H,
+    HEADS: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    index, block, _, _, _ = _program(tl.cdiv(H, HEADS), 1, 1, 1)
+    chunk, row, left, _, _ = _chunk(index, table, T, NT, 1, C, PACKED)
+    if left > 0:
+        i = tl.arange(0, C)
+        heads = block * HEADS + tl.arange(0, HEADS)
+        keep = (i < left)[:, None] & (heads < H)[None, :]
+        at = (row + i)[:, None] * H + heads[None, :]
+        gs = tl.maximum(tl.load(log_decay + at, mask=keep, other=0.0).to(SUM), WEAKEST) * LOG2_E
+        tl.store(g + at, tl.cumsum(gs, 0), mask=keep)
+        tl.store(totals + (chunk // NT * H + heads) * NT + chunk % NT, tl.sum(gs.to(tl.float64), 0), mask=heads < H)
+
+
+@triton.jit
 def leaf_kernel(
     k,
     v,
     g,
     tree,  # [chunks, H, K, V]
-    totals,  # [sequences, H, NT] log decay of each chunk, in base 2 and float64
     table,
     T,
     NT,
@@ -154,11 +213,9 @@ def leaf_kernel(
             vs = load_rows(v + (row * H + h) * V, i, rest, vv, H * V, V, BV).to(DOT)
             before = total
             if DECAY:
-                gs = load_log_decay(g + row * H + h, i, rest, H, SUM)
-                total = tl.sum(gs)
-                vs = (vs * weight(total - tl.cumsum(gs), ACC)[:, None]).to(DOT)
-                at_total = totals + ((chunk + j) // NT * H + h) * NT + (chunk + j) % NT
-                tl.store(at_total, total.to(tl.float64), mask=seen & (kb == 0) & (vb == 0))
+                G = tl.load(g + (row + i) * H + h, mask=i < rest, other=0.0)
+                total = tl.load(g + (row + C - 1) * H + h, mask=seen, other=0.0)  # only last chunks are not full
+                vs = (vs * weight(total - G, ACC)[:, None]).to(DOT)
             if j % 2 == 0:
                 S = tl.dot(tl.trans(ks), vs, input_precision=PREC, out_dtype=ACC)
             else:
@@ -277,7 +334,7 @@ def output_kernel(
         A *= _weights(at_level, i, left, H * L, L, LOG)
         G = tl.zeros([C], dtype=SUM)
         if DECAY:
-            G = tl.cumsum(load_log_decay(g + row * H + h, i, left, H, SUM))
+            G = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
             A *= weight(G[:, None] - G[None, :], ACC)
         A = tl.where(i[:, None] >= i[None, :], A, 0.0).to(DOT)
         os = tl.dot(A, vs, input_precision=PREC, out_dtype=ACC)
@@ -353,7 +410,7 @@ def far_kernel(
             dos = load_rows(do + (row * H + h) * V, i, rest, vv, H * V, V, BV)
             G = tl.zeros([C], dtype=SUM)
             if DECAY:
-                G = tl.cumsum(load_log_decay(g + row * H + h, i, rest, H, SUM))
+                G = tl.load(g + (row + i) * H + h, mask=i < rest, other=0.0)
             x = (n + j) >> m << m
             seen = (rest > 0) & (((n + j) >> m & 1) == 1)
             lam, w = _seen(at_level, sums, ends, G, i, rest, n + j, x, seen, H, L, LOG, DECAY)
@@ -521,7 +578,7 @@ def near_kernel(
             if step == 3:
                 dS = outer
             if DECAY:
-                G = tl.cumsum(load_log_decay(g + row * H + h, i, rest, H, SUM))
+                G = tl.load(g + (row + i) * H + h, mask=i < rest, other=0.0)
                 if step == 2:  # from the node around this one
                     dS *= weight(_between(sums, ends, 1, n + 2 < count), ACC)
                 elif step != 1:
@@ -605,22 +662,14 @@ def backward_kernel(
         total = tl.zeros([], dtype=SUM)
         gam = tl.where(causal, tl.full([C, C], 1.0, ACC) * scale, 0.0)
         if DECAY:
-            gs = load_log_decay(g + row * H + h, i, left, H, SUM)
-            G = tl.cumsum(gs)
-            total = tl.sum(gs)
+            G = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
+            total = tl.load(g + (row + tl.minimum(left, C) - 1) * H + h)
             gam *= weight(G[:, None] - G[None, :], ACC)
         dA *= gam
         pairs = A * dA
         A *= gam
-        dlam = tl.zeros([C, LP], dtype=ACC)
-        lam = tl.zeros([C, C], dtype=ACC)
-        x = i[:, None] ^ i[None, :]
-        for level in tl.static_range(LOG + 1):
-            column = level if level < L else L - 1
-            here = (x >= 1 << level >> 1) & (x < 1 << level)
-            lam = tl.where(here, tl.load(at_level + i * H * L + column, mask=i < left, other=0.0)[:, None], lam)
-            of_level = tl.sum(tl.where(here, pairs, 0.0), 1)
-            dlam += tl.where(columns[None, :] == column, of_level[:, None], 0.0)
+        dlam = _sums(pairs, i, columns, L, LOG)
+        lam = _weights(at_level, i, left, H * L, L, LOG)
         if DECAY:
             pairs = tl.where(i[:, None] > i[None, :], pairs * lam, 0.0)
             us = tl.sum(pairs, 1) - tl.sum(pairs, 0)
@@ -681,7 +730,7 @@ def gate_kernel(
     along,
     across,
     anchors,
-    g,
+    log_decay,
     dg,  # [rows, H]
     table,
     rows,
@@ -725,7 +774,7 @@ def gate_kernel(
         if DEEP:
             part = tl.arange(0, SLICES_P2)
             E += tl.sum(tl.load(anchors + part * size + start + border, mask=(part < SLICES) & (border > 0), other=0.0))
-        raw = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
+        raw = tl.load(log_decay + (row + i) * H + h, mask=i < left, other=0.0)
         tl.store(dg + (row + i) * H + h, tl.where(raw < WEAKEST, 0.0, E + us - tl.cumsum(us)), mask=i < left)
 
 
@@ -735,6 +784,7 @@ SLICE = 512  # elements of a state that one program adds up, where it only adds
 class Launch(NamedTuple):
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # registers of a thread
 
 
 class Plan(NamedTuple):
@@ -799,18 +849,14 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.bfloat16, torch.float64) else torch.float32
 
 
-Shape = tuple[int, ...]
-
-
-def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[Shape, Shape, torch.dtype] | None:
-    """Shapes of what `forward` keeps, tree and sums, and the tree's dtype. None if no sequence has two chunks."""
+def tree_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, ...] | None:
+    """Of what `forward` keeps. None if no sequence has two chunks."""
     (B, T, _, K), (H, V) = q.shape, v.shape[2:]
     C = plan(q.dtype, K, V).C
     if T <= C:
         return None
     chunks = Chunks.of(B, T, C, cu_seqlens)
-    B, NT = chunks.sequences, chunks.NT
-    return (B, NT, H, K, V), (B, H, NT), state_dtype(q.dtype)
+    return chunks.sequences, chunks.NT, H, K, V
 
 
 def forward(
@@ -822,20 +868,20 @@ def forward(
     scale: float,
     cu_seqlens: Tensor | None,
     how: Plan | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """o, and for the backward the tree of chunk states and the log decays up to the chunks' ends, if more than one."""
+) -> tuple[Tensor, Tensor | None]:
+    """o, and for the backward the tree of chunk states, if a sequence has more than one chunk."""
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
-    tree, sums = call.tree() if call.heights else (None, None)
+    tree = call.tree() if call.heights else None
     o = call.parts(call.keys, v)
     call.launch(
         output_kernel,
         call.how.output,
         call.chunks.total * call.blocks,
-        (call.q, call.k, call.v, call.g, call.level_scale, tree, sums, o),
+        (*call.tensors, tree, call.sums, o),
         **call.shared("scale", "rows", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
         HAS_TREE=tree is not None,
     )
-    return call.joined(o, v), tree, sums
+    return call.joined(o, v), tree
 
 
 def backward(
@@ -847,15 +893,14 @@ def backward(
     scale: float,
     cu_seqlens: Tensor | None,
     tree: Tensor | None,
-    sums: Tensor | None,
     do: Tensor,
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, level_scale and log_decay; `tree` and `sums` from `forward` with the same plan."""
+    """Gradients of q, k, v, level_scale and log_decay; `tree` from `forward` with the same plan."""
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
     rows, H, L, chunks = call.rows, v.shape[2], level_scale.shape[-1], call.chunks
     do = do.to(v.dtype).contiguous()
-    dtree, anchors, offset = call.dtree(do, tree, sums) if tree is not None else (None, None, 0)
+    dtree, anchors, offset = call.dtree(do, tree) if tree is not None else (None, None, 0)
     dq, dk, dv = call.parts(call.values, q), call.parts(call.values, k), call.parts(call.keys, v)
     blocks = call.keys * call.values
     dlevel = q.new_empty((blocks, rows, H, L), dtype=call.acc)
@@ -868,7 +913,24 @@ def backward(
         backward_kernel,
         call.how.backward,
         chunks.total * call.blocks,
-        (call.q, call.k, call.v, call.g, call.level_scale, do, tree, dtree, sums, dq, dk, dv, dlevel, u, along, across),
+        (
+            call.q,
+            call.k,
+            call.v,
+            call.g,
+            call.level_scale,
+            do,
+            tree,
+            dtree,
+            call.sums,
+            dq,
+            dk,
+            dv,
+            dlevel,
+            u,
+            along,
+            across,
+        ),
         **call.shared("scale", "rows", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
         sequences=chunks.sequences,
         HEIGHTS=call.heights,
@@ -883,7 +945,7 @@ def backward(
             gate_kernel,
             Launch(1, 1),
             chunks.total * H,
-            (u, along, across, anchors, call.g, dg),
+            (u, along, across, anchors, call.log_decay, dg),
             **call.shared("rows"),
             sequences=chunks.sequences,
             HEIGHTS=call.heights,
@@ -918,7 +980,7 @@ class _Call:
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.state = state_dtype(q.dtype)
         self.level_scale = level_scale.to(self.acc).contiguous()
-        self.g = None if log_decay is None else log_decay.to(self.acc).contiguous()
+        self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
         BK, BV = (min(self.how.block, max(16, triton.next_power_of_2(D))) for D in (K, V))
         self.keys, self.values = triton.cdiv(K, BK), triton.cdiv(V, BV)
         self.rows, self.heads, self.shape = B * T, H, (H, K, V)
@@ -936,11 +998,13 @@ class _Call:
             "LOG": self.how.C.bit_length() - 1,
             "BK": BK,
             "BV": BV,
-            "DECAY": self.g is not None,
+            "DECAY": log_decay is not None,
             "DOT": dot,
             "SUM": sum_dtype(q.dtype),
             "PREC": precision,
         }
+        self.g, self.sums = self.decays()
+        self.tensors = (self.q, self.k, self.v, self.g, self.level_scale)
 
     def shared(self, *names: str) -> dict[str, Any]:
         return {name: self.values_of[name] for name in names}
@@ -959,6 +1023,7 @@ class _Call:
             ACC=self.tl_acc,
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
+            maxnreg=launch.maxnreg,
             **flags,
         )
 
@@ -968,27 +1033,43 @@ class _Call:
         programs = self.chunks.groups(group) * self.heads * self.slices
         self.launch(kernel, Launch(4, 1), programs, tensors, SIZE=K * V, BLOCK=SLICE, **flags)
 
-    def tree(self) -> tuple[Tensor, Tensor | None]:
-        """The states that chunks read, and the log decays up to the chunks' ends."""
+    def decays(self) -> tuple[Tensor | None, Tensor | None]:
+        """Cumulative log decays: of tokens within their chunk [rows, H], and at the chunks' ends [sequences, H, NT]."""
+        if self.log_decay is None:
+            return None, None
+        H, chunks = self.heads, self.chunks
+        wide = torch.float32 if self.q.dtype == torch.bfloat16 else torch.float64
+        g = self.q.new_empty((self.rows, H), dtype=wide)
+        totals = self.q.new_empty((chunks.sequences, H, chunks.NT), dtype=torch.float64)
+        HEADS = min(16, triton.next_power_of_2(H))
+        self.launch(
+            decay_kernel,
+            Launch(4, 1),
+            chunks.total * triton.cdiv(H, HEADS),
+            (self.log_decay, g, totals),
+            HEADS=HEADS,
+            **self.shared("SUM"),
+        )
+        return g, totals.cumsum(-1) if self.heights else totals
+
+    def tree(self) -> Tensor:
+        """The states that chunks see."""
         chunks, (H, K, V) = self.chunks, self.shape
-        B, NT = chunks.sequences, chunks.NT
-        # Packed: superfluous chunks write nothing. The last chunk writes no decay. Zeros, so that reruns are equal.
+        # Superfluous chunks of packed sequences write nothing: zeros, so that reruns are equal.
         new = self.q.new_empty if chunks.table is None else self.q.new_zeros
-        tree = new((B, NT, H, K, V), dtype=self.state)
-        sums = None if self.g is None else self.q.new_zeros((B, H, NT), dtype=torch.float64)
+        tree = new((chunks.sequences, chunks.NT, H, K, V), dtype=self.state)
         self.launch(
             leaf_kernel,
             self.how.leaf,
             chunks.groups(LEAVES) * self.blocks,
-            (self.k, self.v, self.g, tree, sums),
+            (self.k, self.v, self.g, tree),
             **self.shared("R", "K", "V", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
         )
-        sums = None if sums is None else sums.cumsum(-1)
         for height in range(2, self.heights - 1, 4):
-            self.elementwise(up_kernel, FAN << height, (tree, sums), HEIGHT=height, **self.shared("DECAY"))
-        return tree, sums
+            self.elementwise(up_kernel, FAN << height, (tree, self.sums), HEIGHT=height, **self.shared("DECAY"))
+        return tree
 
-    def dtree(self, do: Tensor, tree: Tensor, sums: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    def dtree(self, do: Tensor, tree: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """The gradients of the tree's slots, and after them the parts and, from the offset on, the totals that they are
         summed up with; the anchors of the decay's gradient."""
         total, heights = self.chunks.total, self.heights
@@ -996,7 +1077,7 @@ class _Call:
         size = offset + (triton.cdiv(total, LEAVES) if heights > 2 else 0)
         dtree = self.q.new_empty((size, *self.shape), dtype=self.state)
         anchors = None
-        inputs = (self.q, do, self.g, self.level_scale, sums, dtree)
+        inputs = (self.q, do, self.g, self.level_scale, self.sums, dtree)
         shared = self.shared("scale", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC")
         if heights > 2:
             packs = triton.cdiv(heights - 2, 2)
@@ -1006,12 +1087,12 @@ class _Call:
             )
             if heights > 4:
                 self.elementwise(parts_kernel, 2 * FAR, (dtree,), chunks=total)
-            if sums is not None:
-                anchors = sums.new_empty((self.slices, *sums.shape), dtype=self.acc)
+            if self.sums is not None:
+                anchors = self.sums.new_empty((self.slices, *self.sums.shape), dtype=self.acc)
             self.elementwise(
                 down_kernel,
                 LEAVES,
-                (tree, dtree, sums, anchors),
+                (tree, dtree, self.sums, anchors),
                 offset=offset,
                 sequences=self.chunks.sequences,
                 HEIGHTS=heights,
