@@ -13,5 +13,17 @@ def test_the_manual_is_current() -> None:
 
 def test_the_manual_has_all_verbs() -> None:
     text = manual.text()
-    for verb in ("run", "report", "audit-bias", "list", "show", "validate", "schema", "doctor", "bench data", "bench kernels", "bench decode"):
+    for verb in (
+        "run",
+        "report",
+        "audit-bias",
+        "list",
+        "show",
+        "validate",
+        "schema",
+        "doctor",
+        "bench data",
+        "bench kernels",
+        "bench decode",
+    ):
         assert f"\n## mixassay {verb}\n" in text
