@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPE, TOL = (torch.float32, 5e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
-SMALL = triton.plan(torch.float64, 16, 16)._replace(C=16, BLOCK=16, BV=16)
+SMALL = triton.plan(torch.float64, 16, 16)._replace(C=16, BLOCK=16, BV=16, TALL=16)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Case:
     dims: tuple[int, int] = (5, 3)  # K, V
     gate: str = "weak"
     C: int = 16
+    readers: int = 2
     cu_seqlens: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
@@ -48,8 +49,8 @@ CASES = [
     Case(17, gate="strong", dims=(20, 17)),
     Case(33, 3, heads=(1, 3), gate="reset"),
     Case(64, 12, gate="mixed"),
-    Case(65, 1, heads=(1, 2)),
-    Case(100, gate="none"),
+    Case(65, 1, heads=(1, 2), readers=1),
+    Case(100, gate="none", readers=1),
     Case(100, 6, gate="mixed", heads=(2, 2), dims=(16, 16)),
     Case(130, dims=(20, 34)),
     Case(130, 7, C=32, gate="reset", dims=(3, 40)),
@@ -102,7 +103,7 @@ def kernels(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     given: dict[str, Any] = {n: x[n] for n in NAMES} | {
         "scale": 0.3,
         "cu_seqlens": cu,
-        "how": SMALL._replace(C=case.C),
+        "how": SMALL._replace(C=case.C, READERS=case.readers),
     }
     torch.use_deterministic_algorithms(True)
     try:
