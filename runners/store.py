@@ -72,35 +72,8 @@ class Store:
                 ) from problem
 
     def read(self, suite: str) -> Stored:
-        """All records of a suite, the first settled one for each key.
-
-        The first, so that nobody re-runs until lucky; a later one that differs is a warning about determinism. Of
-        runs that only ever failed by accident, the last attempt is kept. Raises `UserError` for a newer schema.
-        """
-        found: list[tuple[RunRecord, Path]] = []
-        warnings: list[str] = []
-        with _no_gc():
-            for path in sorted(self._suite(suite).rglob("*.jsonl")):
-                records, bad = read_shard(path)
-                found.extend((record, path) for record in records)
-                warnings.extend(bad)
-        found.sort(key=lambda item: (item[0].time.start, item[0].attempt))
-        kept: dict[str, tuple[RunRecord, Path]] = {}
-        differing: list[str] = []
-        for record, path in found:
-            first, where = kept.setdefault(record.key, (record, path))
-            if first.status not in SETTLED:
-                kept[record.key] = (record, path)
-            elif record.status in SETTLED and not _same(first, record):
-                differing.append(
-                    f"cell {record.cell} seed {record.seed}: {_shown(first)} in {where}, kept; "
-                    f"{_shown(record)} in {path}"
-                )
-        if differing:
-            warnings.append(
-                f"not deterministic: {len(differing)} repeat(s) of a run gave other numbers; {differing[0]}"
-            )
-        return Stored([record for record, _ in kept.values()], warnings)
+        """All records of a suite: see `read_shards`."""
+        return read_shards(sorted(self._suite(suite).rglob("*.jsonl")))
 
     def _suite(self, suite: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", suite):
@@ -112,6 +85,35 @@ class Store:
         commit = code.commit[:12] if code.commit != "none" else f"release-{code.version}"
         dirty = f"-dirty-{(code.patch or '')[:8]}" if code.dirty else ""
         return self._suite(record.suite) / f"{commit}{dirty}" / str(record.env["id"])
+
+
+def read_shards(paths: Iterable[Path]) -> Stored:
+    """The records of some files, the first settled one for each key.
+
+    The first, so that nobody re-runs until lucky; a later one that differs is a warning about determinism. Of
+    runs that only ever failed by accident, the last attempt is kept. Raises `UserError` for a newer schema.
+    """
+    found: list[tuple[RunRecord, Path]] = []
+    warnings: list[str] = []
+    with _no_gc():
+        for path in paths:
+            records, bad = read_shard(path)
+            found.extend((record, path) for record in records)
+            warnings.extend(bad)
+    found.sort(key=lambda item: (item[0].time.start, item[0].attempt))
+    kept: dict[str, tuple[RunRecord, Path]] = {}
+    differing: list[str] = []
+    for record, path in found:
+        first, where = kept.setdefault(record.key, (record, path))
+        if first.status not in SETTLED:
+            kept[record.key] = (record, path)
+        elif record.status in SETTLED and not _same(first, record):
+            differing.append(
+                f"cell {record.cell} seed {record.seed}: {_shown(first)} in {where}, kept; {_shown(record)} in {path}"
+            )
+    if differing:
+        warnings.append(f"not deterministic: {len(differing)} repeat(s) of a run gave other numbers; {differing[0]}")
+    return Stored([record for record, _ in kept.values()], warnings)
 
 
 def read_shard(path: Path) -> tuple[list[RunRecord], list[str]]:

@@ -40,7 +40,7 @@ def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
         if _file(module) is not None:
             roots.append(module)
         else:
-            mine = [path for path in plugins if _registers(path.read_bytes(), kind, name)]
+            mine = [path for path in plugins if registers(path.read_bytes(), kind, name)]
             roots.extend(mine or plugins)
     return source_hash([*HARNESS, *roots])
 
@@ -114,7 +114,7 @@ def _parents(name: str) -> Iterator[str]:
 
 
 @functools.cache
-def _registers(source: bytes, kind: str, name: str) -> bool:
+def registers(source: bytes, kind: str, name: str) -> bool:
     """Whether a source text holds `@mixer("name")` (or `@task("name")`) on a class."""
     return any(
         isinstance(call, ast.Call)
