@@ -26,6 +26,7 @@ from mixassay.layers import override
 from mixassay.registry import arguments, bind, suggest
 from mixassay.source import Node, Place, Problems, read
 from mixassay.spec import Count, Positive, Spec
+from mixassay.tasks.streams.recall import RecallStream
 from mixassay.tasks.streams.segmented import SegmentedStream
 
 VERSION = 1
@@ -34,6 +35,11 @@ KEYS = (
     *("version", "name", "title", "stream", "streams", "capacity", "policies", "seeds", "tuning"),
     *("prefixes", "tolerance"),
 )
+
+
+Stream = SegmentedStream | RecallStream
+KINDS: dict[str, type[Stream]] = {"segmented": SegmentedStream, "recall": RecallStream}
+"""A stream's `kind`; the first where none is given."""
 
 
 class Plain(Spec):
@@ -91,7 +97,7 @@ class Audit:
 
     path: Path
     head: Head
-    streams: dict[str, SegmentedStream]
+    streams: dict[str, Stream]
     policies: tuple[Policy, ...]
     seeds: tuple[int, ...]
     tuning: Tuning
@@ -126,20 +132,27 @@ def _head(root: Node, parts: dict[str, Node], found: Problems) -> Head | None:
     return head
 
 
-def _streams(root: Node, parts: dict[str, Node], found: Problems) -> dict[str, SegmentedStream]:
-    """Each with what they share, as `SegmentedStream` objects; their complaints at the value they name."""
+def _streams(root: Node, parts: dict[str, Node], found: Problems) -> dict[str, Stream]:
+    """Each with what they share, made; their complaints at the value they name."""
     shared = Node(mapping(parts.get("stream"), "stream", found), root.at)
     named = mapping(parts.get("streams"), "streams", found)
     if not named:
         found.add(parts["streams"].at if "streams" in parts else root.at, '"streams" is missing: name -> what differs')
-    made = {}
+    made: dict[str, Stream] = {}
     for name, written in named.items():
         path = f"streams.{name}"
         node = shared.merge(Node(mapping(written, path, found), written.at, written.key))
+        kind = node.value.pop("kind", Node(next(iter(KINDS)), node.at))
+        cls = KINDS.get(str(kind.plain()))
+        if cls is None:
+            found.add(
+                kind.at, f"{path}.kind: unknown kind {shown(kind.plain())}.{suggest(str(kind.plain()), [*KINDS])}"
+            )
+            continue
         try:
-            made[name] = SegmentedStream(**bind(SegmentedStream, node.plain()))
+            made[name] = cls(**bind(cls, node.plain()))
         except ValidationError as fault:
-            for at, message in explained(fault, arguments(SegmentedStream), node, path):
+            for at, message in explained(fault, arguments(cls), node, path):
                 found.add(at, message)
         except UserError as fault:
             found.add(_blamed(str(fault), node), f"{path}: {fault}")

@@ -17,6 +17,18 @@ ZERO = 1e-6
 QUERIES = 64  # at a time: what fits a core's cache
 
 
+class Questions(NamedTuple):
+    """For a sequence of writes: what asks for each of them, and the right answer."""
+
+    query: Tensor  # [T, K]
+    key: Tensor  # int64 [T], which key was written
+    value: Tensor  # int64 [T], and the answer: its place among the last `values` of v
+    values: int
+
+    def upto(self, end: int) -> "Questions":
+        return Questions(self.query[:end], self.key[:end], self.value[:end], self.values)
+
+
 class Tokens(NamedTuple):
     """A sequence of T tokens, float64, and what is known about it."""
 
@@ -24,9 +36,11 @@ class Tokens(NamedTuple):
     v: Tensor  # [T, V]
     segment: Tensor  # int64 [T], the true segment
     needle: Tensor  # bool [T], tokens that are unrelated to their segment
+    questions: Questions | None = None
 
     def upto(self, end: int) -> "Tokens":
-        return Tokens(*(x[:end] for x in self))
+        asked = self.questions.upto(end) if self.questions is not None else None
+        return Tokens(self.k[:end], self.v[:end], self.segment[:end], self.needle[:end], asked)
 
 
 class Blocks:
@@ -52,7 +66,7 @@ def measure(tokens: Tokens, starts: Sequence[int]) -> dict[str, float]:
     token_bias: of reading that token alone. The two with _recent: queries of log-uniform age instead of any.
     needle_bias: token_bias of needles. ratio: the largest D1 or segment_bias over B.
     """
-    k, v, segment, needle = tokens
+    k, v, segment, needle, _ = tokens
     blocks, T = Blocks(tokens, starts), len(k)
     q = k / k.norm(dim=1, keepdim=True).clamp(min=1e-300)
     worst = torch.cat([_worst(q[i : i + QUERIES], k, v, blocks) for i in range(0, T, QUERIES)])
@@ -82,6 +96,23 @@ def _worst(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
     reads -= torch.einsum("nk,mkv->nmv", q, blocks.means)[:, blocks.of]
     lengths: Tensor = torch.linalg.vector_norm(reads, dim=2)
     return lengths.sum(1)
+
+
+def answers(tokens: Tokens, starts: Sequence[int]) -> dict[str, float]:
+    """Shares of all writes, read from the slot that holds them: answered_any right, answered_open of those of the last
+    segment, answered_stale with a value that the key has elsewhere."""
+    assert tokens.questions is not None
+    query, key, value, values = tokens.questions
+    blocks = Blocks(tokens, starts)
+    sums = blocks.means * blocks.n[:, None, None]
+    answer = torch.einsum("tk,tkv->tv", query, sums[blocks.of])[:, -values:].argmax(1)
+    right = answer == value
+    written = (key[:, None] == key) & (answer[:, None] == value)  # [question, write]
+    return {
+        "answered_any": float(right.double().mean()),
+        "answered_open": float(right[tokens.segment == tokens.segment[-1]].double().mean()),
+        "answered_stale": float((~right & written.any(1)).double().mean()),
+    }
 
 
 def bound(tokens: Tokens, starts: Sequence[int]) -> float:

@@ -20,7 +20,7 @@ def audit_mixer(
     H = found.starts.shape[2]
     segment = (changes.cpu().cumsum(1) - changes.cpu()[:, :1].long()).repeat_interleave(H, 0)
     needle = torch.zeros_like(segment, dtype=torch.bool)
-    rows = tuple(Tokens(*row) for row in zip(k.double(), v.double(), segment, needle, strict=True))
+    rows = tuple(Tokens(k[i].double(), v[i].double(), segment[i], needle[i]) for i in range(len(k)))
     case = Case(rows, ends_of(x.shape[1], prefixes), starts.shape[2])
     cuts, reference = scheduled(starts, case.ends), Reference(case)
     return [numbers(case, reference, cuts, row, tolerance) for row in range(len(rows))]

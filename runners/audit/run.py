@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import torch
 
 from mixassay.provenance import code, environment, source_hash
-from mixassay.runners.audit.config import Audit, Dla
+from mixassay.runners.audit.config import KINDS, Audit, Dla, Stream
 from mixassay.runners.audit.cuts import Case, Cuts, cut, ends_of, tune
-from mixassay.runners.audit.measure import ZERO, Tokens, bound, boundary_match, measure
+from mixassay.runners.audit.measure import ZERO, Questions, Tokens, answers, bound, boundary_match, measure
 from mixassay.runners.audit.records import AuditRecord
 from mixassay.tasks import Split
 from mixassay.tasks.streams.segmented import SegmentedStream
@@ -26,6 +26,7 @@ def run(audit: Audit, progress: Callable[[str], None] = lambda text: None) -> It
     source = code(source_hash(["mixassay.runners.audit.run"]))
     for name, stream in audit.streams.items():
         case, held_out = drawn(stream, audit.seeds, audit, "test"), drawn(stream, audit.tuning.seeds, audit, "valid")
+        kind = next(kind for kind, cls in KINDS.items() if isinstance(stream, cls))
         reference = Reference(case)
         taus: dict[str, float] = {}
         for policy in audit.policies:
@@ -38,14 +39,15 @@ def run(audit: Audit, progress: Callable[[str], None] = lambda text: None) -> It
                     key = f"{policy.rule} {policy.reading}"
                     taus[key] = tau = taus.get(key) or tune(policy, held_out, audit.tuning.taus)
             cuts = cut(policy, case, tau)
-            tolerance = max(audit.head.tolerance, stream.ramp)
+            slack = stream.ramp if isinstance(stream, SegmentedStream) else 0
+            tolerance = max(audit.head.tolerance, slack)
             rows = [numbers(case, reference, cuts, row, tolerance) for row in range(len(case.rows))]
             yield AuditRecord(
                 audit=audit.head.name,
                 stream=name,
                 policy=str(policy),
                 config={
-                    "stream": vars(stream),
+                    "stream": {"kind": kind, **vars(stream)},
                     "policy": policy.model_dump(),
                     "capacity": audit.head.capacity,
                     "prefixes": audit.head.prefixes,
@@ -54,20 +56,28 @@ def run(audit: Audit, progress: Callable[[str], None] = lambda text: None) -> It
                 tau=tau,
                 seeds=audit.seeds,
                 metrics={key: tuple(row[key] for row in rows) for key in rows[0]},
-                state_bytes=NUMBER * cuts.slots * stream.d_key * stream.d_value,
+                state_bytes=NUMBER * cuts.slots * case.k.shape[3] * case.v.shape[3],
                 code=source,
                 env=where,
-                data=f"segmented_stream/{SegmentedStream.version}",
+                data=f"{kind}_stream/{stream.version}",
                 start=start,
                 seconds=time.perf_counter() - clock,
             )
 
 
-def drawn(stream: SegmentedStream, seeds: tuple[int, ...], audit: Audit, split: Split) -> Case:
+def drawn(stream: Stream, seeds: tuple[int, ...], audit: Audit, split: Split) -> Case:
     """Stream 0 of every seed."""
-    found = stream.draw(torch.zeros(len(seeds), dtype=torch.int64), seed=torch.tensor(seeds), split=split)
-    rows = tuple(Tokens(*(x[i] for x in found)) for i in range(len(seeds)))
-    return Case(rows, ends_of(stream.tokens, audit.head.prefixes), audit.head.capacity)
+    n = range(len(seeds))
+    index, seed = torch.zeros(len(seeds), dtype=torch.int64), torch.tensor(seeds)
+    if isinstance(stream, SegmentedStream):
+        k, v, segment, needle = stream.draw(index, seed=seed, split=split)
+        rows = [Tokens(k[i], v[i], segment[i], needle[i]) for i in n]
+    else:
+        w = stream.draw(index, seed=seed, split=split)
+        none = torch.zeros(stream.tokens, dtype=torch.bool)
+        asked = [Questions(w.question[i], w.key[i], w.value[i], stream.values) for i in n]
+        rows = [Tokens(w.k[i], w.v[i], w.segment[i], none, asked[i]) for i in n]
+    return Case(tuple(rows), ends_of(stream.tokens, audit.head.prefixes), audit.head.capacity)
 
 
 class Reference:
@@ -89,6 +99,8 @@ def numbers(case: Case, reference: Reference, cuts: Cuts, row: int, tolerance: i
     tokens, found = case.rows[row], []
     for end, starts in zip(case.ends, cuts.starts[row], strict=True):
         one = measure(tokens.upto(end), starts)
+        if tokens.questions is not None:
+            one |= answers(tokens.upto(end), starts)
         least = reference(row, end, len(starts)) if len(starts) <= case.capacity else 0.0
         one |= {"slots": len(starts), "gap": one["bound"] / least if least > ZERO else math.nan}
         found.append(one)

@@ -18,13 +18,16 @@ COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "token_bias": (("token", "bias"), ".3f"),
     "token_bias_recent": (("recent", "token"), ".3f"),
     "needle_bias": (("needle", "bias"), ".3f"),
+    "answered_any": (("answers", "any"), ".2f"),
+    "answered_open": (("answers", "open"), ".2f"),
+    "answered_stale": (("answers", "stale"), ".2f"),
     "gap": (("gap",), ".3f"),
     "raised": (("raised",), ".1f"),
     "precision": (("P",), ".2f"),
     "recall": (("R",), ".2f"),
     "f1": (("F1",), ".2f"),
 }
-DEVIATIONS = ("bound", "segment_bias", "gap", "raised", "f1")
+DEVIATIONS = ("bound", "segment_bias", "answered_any", "answered_open", "gap", "raised", "f1")
 """Columns that show their deviation: the others are there to explain these, and JSON has all."""
 
 
@@ -65,7 +68,8 @@ def _caption(records: Sequence[AuditRecord]) -> list[str]:
 
 def _stream(stream: str, records: Sequence[AuditRecord]) -> Grid:
     """Columns that no policy has numbers for stay out."""
-    shown = {name: head for name, (head, _) in COLUMNS.items() if any(record.values(name) for record in records)}
+    measured = {name for record in records for name in record.metrics if record.values(name)}
+    shown = {name: head for name, (head, _) in COLUMNS.items() if name in measured}
     heads = (("policy",), ("tau",), *shown.values(), ("max", "ratio"), ("state", "bytes"), ("n",))
     rows = []
     for record in records:

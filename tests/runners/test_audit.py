@@ -13,10 +13,11 @@ from mixassay.kernels.dla.slots import Rule, slots
 from mixassay.mixers.parts.segmentation import Segmentation, Segmented
 from mixassay.runners.audit.config import PLAIN, Audit, Dla, Head, Plain, Policy, Tuning
 from mixassay.runners.audit.cuts import Case, cut, dla, ends_of, fenwick, tune
-from mixassay.runners.audit.measure import Blocks, Tokens, bound, boundary_match, measure
+from mixassay.runners.audit.measure import Blocks, Questions, Tokens, answers, bound, boundary_match, measure
 from mixassay.runners.audit.mixer import audit_mixer
 from mixassay.runners.audit.optimal import Optimal
 from mixassay.runners.audit.run import Reference, numbers, run
+from mixassay.tasks.streams.recall import RecallStream
 from mixassay.tasks.streams.segmented import SegmentedStream
 
 SHAPE: dict[str, Any] = {"tokens": 96, "segments": 6, "d_key": 5, "d_value": 4}
@@ -38,8 +39,8 @@ POLICIES += [Dla(name="dla", reading="token"), Dla(name="dla", capacity="unlimit
 
 def case(seeds: int = 2, capacity: int = 4, **stream: Any) -> Case:
     kind = SegmentedStream(**{**SHAPE, **stream})
-    drawn = kind.draw(torch.zeros(seeds, dtype=torch.int64), seed=torch.arange(seeds))
-    rows = tuple(Tokens(*(x[i] for x in drawn)) for i in range(seeds))
+    k, v, segment, needle = kind.draw(torch.zeros(seeds, dtype=torch.int64), seed=torch.arange(seeds))
+    rows = tuple(Tokens(k[i], v[i], segment[i], needle[i]) for i in range(seeds))
     return Case(rows, ends_of(kind.tokens, 3), capacity)
 
 
@@ -155,6 +156,19 @@ def test_one_token_and_no_needles_can_be_measured() -> None:
     assert math.isnan(found["needle_bias"])
 
 
+def test_answers_are_those_of_the_slot_that_holds_the_write() -> None:
+    """Three keys, orthogonal; segment 1 binds key 0 anew."""
+    key, value = torch.tensor([0, 1, 0, 0, 1, 0]), torch.tensor([1, 2, 1, 3, 2, 0])
+    k, v = torch.eye(3).double()[key], torch.eye(4).double()[value]
+    segment = torch.tensor([0, 0, 0, 1, 1, 2])
+    tokens = Tokens(k, v, segment, torch.zeros(6).bool(), Questions(k, key, value, 4))
+    assert answers(tokens, [0]) == {"answered_any": 4 / 6, "answered_open": 0, "answered_stale": 2 / 6}
+    assert answers(tokens, [0, 3, 5]) == {"answered_any": 1, "answered_open": 1, "answered_stale": 0}
+    assert answers(tokens.upto(4), [0]) == {"answered_any": 3 / 4, "answered_open": 0, "answered_stale": 1 / 4}
+    unknown = tokens._replace(questions=Questions(-k, key, value, 4))
+    assert answers(unknown, [0])["answered_stale"] == 0, "an answer that the key never had is another kind of error"
+
+
 # --- the optimum
 
 
@@ -249,7 +263,7 @@ def test_boundaries_match_one_to_one() -> None:
 # --- as a whole
 
 
-def audit(streams: dict[str, SegmentedStream], policies: list[Policy], seeds: int = 5, capacity: int = 10) -> Any:
+def audit(streams: dict[str, Any], policies: list[Policy], seeds: int = 5, capacity: int = 10) -> Any:
     made = Audit(None, Head(name="t", capacity=capacity), streams, tuple(policies), tuple(range(seeds)), Tuning())  # type: ignore[arg-type]
     return {(record.stream, record.policy): record for record in run(made)}
 
@@ -305,6 +319,19 @@ def test_records_hold_every_seed_and_repeat() -> None:
     fewer = audit(streams, policies, seeds=2, capacity=4)
     for key, record in fewer.items():
         assert {n: v[:2] for n, v in once[key].metrics.items()} == record.metrics, "a seed's number is its own"
+
+
+def test_recall_needs_its_segment_in_keys_and_values() -> None:
+    """As in the prototype: without tags the score is blind, with half of both it finds what the oracle finds."""
+    streams = {"bare": RecallStream(), "tagged": RecallStream(tag_key=0.5, tag_value=0.5)}
+    policies: list[Policy] = [Plain(name="oracle"), Dla(name="dla", tau=1.2, rule="ward")]
+    found = audit(streams, policies, capacity=9)
+    means = {key: sum(record.values("answered_any")) / 5 for key, record in found.items()}
+    assert means["bare", "oracle"] > 0.99 < means["tagged", "oracle"]
+    assert means["bare", "dla tau 1.2 ward"] < 0.7
+    assert means["tagged", "dla tau 1.2 ward"] > 0.9
+    assert found["bare", "oracle"].state_bytes == 8 * (8 + 32) * (8 + 64) * 4
+    assert found["bare", "oracle"].data == "recall_stream/1"
 
 
 # --- a mixer
