@@ -425,7 +425,8 @@ def far_kernel(
         groups = tl.cdiv(chunks, FAR)
         node = chunk + tl.where(m == 2, FAR // 2, 0) - 1
         slot = tl.where(m > 3, chunks + (m - 4) * groups + chunk // FAR, node)
-        tl.store(dtree + (slot * H + h) * K * V + at, (dS * scale).to(dtree.dtype.element_ty), mask=keep)
+        dS = (dS * scale).to(dtree.dtype.element_ty)
+        tl.store(dtree + (slot * H + h) * K * V + at, dS, mask=keep & ((m > 2) | (n + FAR // 2 < count)))
         slot = tl.where(m_second > 3, chunks + (m_second - 4) * groups + chunk // FAR, chunk - 1)
         dS_second = (dS_second * scale).to(dtree.dtype.element_ty)
         tl.store(dtree + (slot * H + h) * K * V + at, dS_second, mask=keep & second)
@@ -499,21 +500,19 @@ def down_kernel(
         pairs = tl.zeros([BLOCK], dtype=ACC)
         lowest = x & -x
         for m in range(2, HEIGHTS):
-            ends = x >> m << m
             bit = x & (1 << m)
             if DECAY:
-                seen = (bit != 0) & (x % FAR == 0)
-                slot = chunk - n + ends - 1
-                S = tl.load(tree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
-                past += S * weight(_between(sums, end - (x - ends), x - ends, seen), ACC)
-            ends = tl.where(bit == lowest, x, ends + (1 << m))
-            seen = ((bit == lowest) | ((bit == 0) & ((1 << m) > lowest))) & (ends < count)
-            slot = chunk - n + ends - 1
-            own = tl.load(dtree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
-            if DECAY:
-                own *= weight(_between(sums, end, ends - x, seen), ACC)
-                pairs += past * own
-            total += own
+                ends = x >> m << m
+                if (bit != 0) & (x % FAR == 0):  # sees the node before
+                    S = tl.load(tree + ((chunk - n + ends - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
+                    past += S * weight(_between(sums, end - (x - ends), x - ends, bit != 0), ACC)
+            ends = tl.where(bit == lowest, x, (x >> m << m) + (1 << m))
+            if ((bit == lowest) | ((bit == 0) & ((1 << m) > lowest))) & (ends < count):  # is part of the node
+                own = tl.load(dtree + ((chunk - n + ends - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
+                if DECAY:
+                    own *= weight(_between(sums, end, ends - x, ends < count), ACC)
+                    pairs += past * own
+                total += own
         to = dtree + ((offset + (chunk + LEAVES - 1) // LEAVES) * H + h) * SIZE + at
         tl.store(to, total.to(dtree.dtype.element_ty), mask=at < SIZE)
         if DECAY:
@@ -778,7 +777,7 @@ def gate_kernel(
         tl.store(dg + (row + i) * H + h, tl.where(raw < WEAKEST, 0.0, E + us - tl.cumsum(us)), mask=i < left)
 
 
-SLICE = 512  # elements of a state that one program adds up, where it only adds
+SLICE = 1024  # elements of a state that one program adds up, where it only adds
 
 
 class Launch(NamedTuple):
@@ -802,7 +801,7 @@ class Plan(NamedTuple):
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 2), Launch(8, 1), Launch(4, 2))
+        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 3), Launch(8, 1), Launch(4, 2))
     if dtype == torch.bfloat16:
         return Plan(64, 64, Launch(4, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(4, 2))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores
