@@ -148,7 +148,7 @@ class SegmentedRecall:
         layout = self._layout(*self._parts(drawn)[:2])
         found = torch.zeros(len(index), self.seq_len, dtype=torch.bool, device=index.device)
         found.scatter_(1, layout.openings, True)
-        found[:, self._end] = True
+        found[:, self._end : self._end + 1] = self.cur + self.prev + self.tag > 0
         return found
 
     def stale(self, rows: Rows, answers: Tensor) -> Tensor:
