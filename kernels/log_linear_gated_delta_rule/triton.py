@@ -130,19 +130,28 @@ def decays(g, at, i, live, H, C: tl.constexpr, DECAY: tl.constexpr, SUM: tl.cons
 
 
 @triton.jit
-def level_weights(at, i, live, stride, L, C: tl.constexpr, LEVELS: tl.constexpr):
-    """Lam [i, j] of a chunk. Its 8 x 8 blocks on the diagonal hold levels 0 to 3, each other block has one."""
-    near_apart = (i % 8)[:, None] ^ tl.arange(0, 8)[None, :]
-    far_apart = (i // 8)[:, None] ^ tl.arange(0, C // 8)[None, :]
-    near = tl.zeros([C, 8], dtype=at.dtype.element_ty)
-    far = tl.zeros([C, C // 8], dtype=at.dtype.element_ty)
+def level_weights(at, i, live, stride, L, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr):
+    """Lam [i, j] of a chunk, or [j, i]. Its 8 x 8 blocks on the diagonal hold levels 0 to 3, each other block one."""
+    e = tl.arange(0, 8)
+    eighths = tl.arange(0, C // 8)
+    if TURNED:
+        near_apart, far_apart = (i % 8)[None, :] ^ e[:, None], (i // 8)[None, :] ^ eighths[:, None]
+    else:
+        near_apart, far_apart = (i % 8)[:, None] ^ e[None, :], (i // 8)[:, None] ^ eighths[None, :]
+    near = tl.zeros(near_apart.shape, dtype=at.dtype.element_ty)
+    far = tl.zeros(far_apart.shape, dtype=at.dtype.element_ty)
     for level in tl.static_range(LEVELS):
-        w = tl.load(at + i * stride + tl.minimum(level, L - 1), mask=i < live, other=0.0)[:, None]
+        w = tl.load(at + i * stride + tl.minimum(level, L - 1), mask=i < live, other=0.0)
+        w = w[None, :] if TURNED else w[:, None]
         if level < 4:
             near = tl.where(near_apart >= (1 << level) // 2, w, near)
         else:
             far = tl.where(far_apart >= (1 << level) // 16, w, far)
-    return tl.reshape(tl.where((far_apart == 0)[:, :, None], near[:, None, :], far[:, :, None]), (C, C))
+    if TURNED:
+        W = tl.where((far_apart == 0)[:, None, :], near[None, :, :], far[:, None, :])
+    else:
+        W = tl.where((far_apart == 0)[:, :, None], near[:, None, :], far[:, :, None])
+    return tl.reshape(W, (C, C))
 
 
 @triton.jit
@@ -232,7 +241,7 @@ def leaves_kernel(
         Ps = A.to(DOT)
         if OUTPUT:
             A *= tl.where(lower, weight(Gs[:, None] - Gs[None, :], ACC), 0.0) * scale
-            A *= level_weights(level_scale + at_token * L, i, live, H * L, L, C, LEVELS)
+            A *= level_weights(level_scale + at_token * L, i, live, H * L, L, C, LEVELS, False)
             A = A.to(DOT)
             for start in tl.static_range(0, V, BLOCK):
                 vs = load_rows(v + at_token * V, i, live, start + cc, H * V, V, BLOCK)
@@ -307,7 +316,6 @@ def merge_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
-    TALL: tl.constexpr,  # rows of a tile
     BLOCK: tl.constexpr,
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
@@ -315,16 +323,15 @@ def merge_kernel(
     PREC: tl.constexpr,
 ):
     """Two blocks of 2^height chunks become one, tile by tile."""
-    ROWS: tl.constexpr = (K + TALL - 1) // TALL
-    KEYS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    ROWS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     VALUES: tl.constexpr = (V + BLOCK - 1) // BLOCK
     index = tl.program_id(0).to(tl.int64)
-    up, index = index % ROWS * TALL, index // ROWS
-    column, index = index % (VALUES + KEYS), index // (VALUES + KEYS)
+    up, index = index % ROWS * BLOCK, index // ROWS
+    column, index = index % (VALUES + ROWS), index // (VALUES + ROWS)
     window, h = index // H, index % H
     pair, base = pair_of(window, height, chunks, table, ends, T, P, C, PACKED)
     if pair >= 0:
-        rr = up + tl.arange(0, TALL)
+        rr = up + tl.arange(0, BLOCK)
         cc = tl.arange(0, BLOCK)
         left = node_of(height, 2 * pair, base, room) * H + h
         to = node_of(height + 1, pair, base, room) * H + h
@@ -335,27 +342,13 @@ def merge_kernel(
             at_right = N + (right * H + h) * K * V
             at_left = N + ((base + ((2 * pair + 1) << height) - 1) * H + h) * K * V
             w = weight(decay, ACC)
-            _merged(Fr, at_left, at_right, at_right, w, rr, column * BLOCK + cc, K, V, TALL, BLOCK, ACC, PREC)
+            _merged(Fr, at_left, at_right, at_right, w, rr, column * BLOCK + cc, K, V, BLOCK, DOT, ACC, PREC)
         else:
             at_left, at_to = F + left * K * K, F + to * K * K
             column = (column - VALUES) * BLOCK
-            _merged(Fr, at_left, Fr, at_to, 1.0, rr, column + cc, K, K, TALL, BLOCK, ACC, PREC)
+            _merged(Fr, at_left, Fr, at_to, 1.0, rr, column + cc, K, K, BLOCK, DOT, ACC, PREC)
         if (column == 0) & (up == 0):
             tl.store(totals + to, decay + tl.load(totals + left))
-
-
-@triton.jit
-def readers_of(index, table, ends, T, P, C: tl.constexpr, READERS: tl.constexpr, PACKED: tl.constexpr):
-    """`chunk_of` for a group of chunks side by side that read, but for the first of their nodes, the same ones; the
-    last in place of count, and whether this program has a group at all."""
-    if PACKED:
-        chunk = index
-    else:
-        groups = (P + READERS - 1) // READERS
-        chunk = index // groups * P + index % groups * READERS
-    first, live, n, base, _ = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
-    last = n + tl.where(live > C, READERS - 1, 0)
-    return first, live, n, base, last, (live > 0) & (n % READERS == 0)
 
 
 @kernel
@@ -366,7 +359,7 @@ def read_kernel(
     totals,
     level_scale,
     o,
-    xs,  # [H, visits, C, K]: the queries at every node
+    xs,  # [visits, H, C, K]: the queries at every node
     table,
     ends,
     heights,
@@ -382,48 +375,42 @@ def read_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     LEVELS: tl.constexpr,
-    READERS: tl.constexpr,
     PACKED: tl.constexpr,
     OUTPUT: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """What one or two chunks read of earlier ones, added to o; or their queries at every node."""
+    """What one chunk reads of earlier ones, added to o; or its queries at every node."""
     VALUES: tl.constexpr = (V + BV - 1) // BV if OUTPUT else 1
-    ROWS: tl.constexpr = C * READERS
     index = tl.program_id(0).to(tl.int64)
     vb, index = index % VALUES, index // VALUES
-    group, h = index // H, index % H
-    first, live, n, base, last, real = readers_of(group, table, ends, T, P, C, READERS, PACKED)
-    if real & (last > 0):
-        i = tl.arange(0, ROWS)
+    chunk, h = index // H, index % H
+    first, live, n, base, _ = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
+    if (live > 0) & (n > 0):
+        i = tl.arange(0, C)
         kk = tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
         at_token = first * H + h
-        rows = tl.where((i >= C) | (n > 0), i, live)  # the first chunk of all has no queries for others
-        X = load_rows(x + at_token * K, rows, live, kk, H * K, K, BK).to(ACC)
+        X = load_rows(x + at_token * K, i, live, kk, H * K, K, BK).to(ACC)
         if OUTPUT:
             os = load_rows(o + at_token * V, i, live, vv, H * V, V, BV).to(ACC)
-        r = last
-        for _step in range(bits_of(last)):
+        r = n
+        for _step in range(bits_of(n)):
             height = height_of(r & -r)
             node = node_of(height, (r >> height) - 1, base, room) * H + h
-            rows = tl.where((i >= C) | (height > 0), i, live) if READERS > 1 else i  # who reads this node
-            reading = tl.where((rows < live)[:, None], X, 0.0)
             if OUTPUT:
                 lam = level_scale + at_token * L + tl.minimum(LEVELS + height, L - 1)
                 lam = tl.load(lam + i * H * L, mask=i < live, other=0.0)
                 Ns = load_rows(N + ((base + r - 1) * H + h) * K * V, kk, K, vv, V, V, BV)
-                os = tl.dot((reading * lam[:, None]).to(DOT), Ns, acc=os, input_precision=PREC, out_dtype=ACC)
+                os = tl.dot((X * lam[:, None]).to(DOT), Ns, acc=os, input_precision=PREC, out_dtype=ACC)
             else:
-                visit = visit_of(n, height, base, visits) - tl.where(height > 0, 0, READERS - 1)
-                store_rows(xs + (h * heights * visits + visit) * C * K, X, rows, live, kk, K, K, BK)
+                to = xs + (visit_of(n, height, base, visits) * H + h) * C * K
+                store_rows(to, X, i, live, kk, K, K, BK)
             r &= r - 1
             more = tl.where(r > 0, K, 0)  # after the last node nobody reads X
-            X = _times(reading.to(DOT), X, F + node * K * K, more, K, ROWS, BK, False, ACC, PREC)
-            decay = weight(tl.load(totals + node, mask=r > 0, other=0.0), ACC)
-            X *= tl.where(rows < live, decay, 1.0)[:, None]
+            X = _times(X.to(DOT), X, F + node * K * K, more, K, C, BK, False, ACC, PREC)
+            X *= weight(tl.load(totals + node, mask=r > 0, other=0.0), ACC)
         if OUTPUT:
             store_rows(o + at_token * V, os, i, live, vv, H * V, V, BV)
 
@@ -436,11 +423,11 @@ def pull_kernel(
     totals,
     level_scale,
     xs,
-    dxs,  # [H, visits, C, K]: e^g times the gradient of the queries past every node
+    dxs,  # [visits, H, C, K]: e^g times the gradient of the queries past every node
     dx,  # [rows, H, K]: that of the first queries
     dlevel,
     around,  # [rows, H]: X . dX of the first queries
-    past,  # [H, visits]: <X, dX> past every node
+    past,  # [visits, H]: <X, dX> past every node
     table,
     ends,
     heights,
@@ -456,36 +443,33 @@ def pull_kernel(
     BK: tl.constexpr,
     BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
-    READERS: tl.constexpr,
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
     """The walk of `read` backwards, with the gradient of the queries."""
-    ROWS: tl.constexpr = C * READERS
     index = tl.program_id(0).to(tl.int64)
-    group, h = index // H, index % H
-    first, live, n, base, last, real = readers_of(group, table, ends, T, P, C, READERS, PACKED)
-    if real:
-        i = tl.arange(0, ROWS)
+    chunk, h = index // H, index % H
+    first, live, n, base, _ = chunk_of(chunk, table, ends, T, P, C, PACKED, True)
+    if live > 0:
+        i = tl.arange(0, C)
         kk = tl.arange(0, BK)
         at_token = first * H + h
-        dX = tl.zeros([ROWS, BK], dtype=ACC)
-        XdX = tl.zeros([ROWS], dtype=ACC)
-        top = tl.zeros([ROWS], dtype=ACC)
-        r = last * 0
-        for _step in range(bits_of(last)):
-            height = height_of(last - r)
-            r = (last >> height) << height
+        dX = tl.zeros([C, BK], dtype=ACC)
+        XdX = tl.zeros([C], dtype=ACC)
+        top = tl.zeros([C], dtype=ACC)
+        r = n * 0
+        for _step in range(bits_of(n)):
+            height = height_of(n - r)
+            r = (n >> height) << height
             node = node_of(height, (r >> height) - 1, base, room) * H + h
-            rows = tl.where((i >= C) | (height > 0), i, live) if READERS > 1 else i  # who reads this node
-            visit = visit_of(n, height, base, visits) - tl.where(height > 0, 0, READERS - 1) + h * heights * visits
-            X = load_rows(xs + visit * C * K, rows, live, kk, K, K, BK)
+            visit = visit_of(n, height, base, visits) * H + h
+            X = load_rows(xs + visit * C * K, i, live, kk, K, K, BK)
             level = tl.minimum(LEVELS + height, L - 1)
             at_level = (at_token + i * H) * L + level
-            lam = tl.load(level_scale + at_level, mask=rows < live, other=0.0)
-            y = tl.zeros([ROWS, BK], dtype=ACC)
+            lam = tl.load(level_scale + at_level, mask=i < live, other=0.0)
+            y = tl.zeros([C, BK], dtype=ACC)
             for start in tl.static_range(0, V, BLOCK):
                 vv = start + tl.arange(0, BLOCK)
                 dos = load_rows(do + at_token * V, i, live, vv, H * V, V, BLOCK).to(DOT)
@@ -493,19 +477,15 @@ def pull_kernel(
                 y = tl.dot(dos, tl.trans(Ns), acc=y, input_precision=PREC, out_dtype=ACC)
             dlam = tl.sum(X.to(ACC) * y, 1)
             top += tl.where(level == L - 1, dlam, 0.0)
-            tl.store(dlevel + at_level, dlam, mask=(rows < live) & (level < L - 1))
+            tl.store(dlevel + at_level, dlam, mask=(i < live) & (level < L - 1))
             # No chunk reads anything past the node of its highest bit.
-            more = (last >> height) > 1
-            passed = tl.sum(tl.reshape(tl.where(rows < live, XdX, 0.0), (READERS, C)), 1)
-            c = tl.arange(0, READERS)
-            tl.store(past + visit + c, passed, mask=more & (c * C < live) & ((c > 0) | (READERS == 1) | (height > 0)))
-            decay = weight(tl.load(totals + node, mask=more, other=0.0), ACC)
-            dX *= tl.where(rows < live, decay, 1.0)[:, None]
-            pulled = tl.where((rows < live)[:, None], dX, 0.0)
-            store_rows(dxs + visit * C * K, pulled, rows, tl.where(more, live, 0), kk, K, K, BK)
+            more = (n >> height) > 1
+            tl.store(past + visit, tl.sum(XdX), mask=more)
+            dX *= weight(tl.load(totals + node, mask=more, other=0.0), ACC)
+            store_rows(dxs + visit * C * K, dX, i, tl.where(more, live, 0), kk, K, K, BK)
             known = tl.where(more, K, 0)
-            dX = _times(pulled.to(DOT), dX, F + node * K * K, known, K, ROWS, BK, True, ACC, PREC) + y * lam[:, None]
-            XdX = tl.where(rows < live, tl.sum(X.to(ACC) * dX, 1), XdX)
+            dX = _times(dX.to(DOT), dX, F + node * K * K, known, K, C, BK, True, ACC, PREC) + y * lam[:, None]
+            XdX = tl.sum(X.to(ACC) * dX, 1)
         store_rows(dx + at_token * K, dX, i, live, kk, H * K, K, BK)
         tl.store(around + at_token + i * H, XdX, mask=i < live)
         if LEVELS + heights >= L:
@@ -524,7 +504,6 @@ def gather_kernel(
     dtotals,
     table,
     ends,
-    heights,
     room,
     visits,
     T,
@@ -556,13 +535,14 @@ def gather_kernel(
         live = tl.minimum(live - C, (r & -r) * C).to(tl.int32)
         i = tl.arange(0, C)
         kk = tl.arange(0, BK)
-        visit = visit_of(r, height, base, visits) + h * heights * visits
+        visit = visit_of(r, height, base, visits)
         acc = tl.zeros([BK, BLOCK], dtype=ACC)
         if column < VALUES:
             cc = column * BLOCK + tl.arange(0, BLOCK)
             at_lam = level_scale + (first * H + h) * L + tl.minimum(LEVELS + height, L - 1)
             for start in range(0, live, C):
-                X = load_rows(xs + visit * C * K, start + i, live, kk, K, K, BK)
+                at = ((visit + start // C) * H + h) * C * K
+                X = load_rows(xs + at, i, live - start, kk, K, K, BK)
                 lam = tl.load(at_lam + (start + i) * H * L, mask=i < live - start, other=0.0)
                 dos = load_rows(do + ((first + start) * H + h) * V, i, live - start, cc, H * V, V, BLOCK)
                 dos = (dos.to(ACC) * lam[:, None]).to(DOT)
@@ -573,10 +553,11 @@ def gather_kernel(
             passed = tl.zeros([], dtype=ACC)
             live = tl.where(r & (r - 1) == 0, 0, live)  # its readers read nothing past it
             for start in range(0, live, C):
-                X = load_rows(xs + visit * C * K, start + i, live, kk, K, K, BK)
-                dX = load_rows(dxs + visit * C * K, start + i, live, cc, K, K, BLOCK)
+                at = ((visit + start // C) * H + h) * C * K
+                X = load_rows(xs + at, i, live - start, kk, K, K, BK)
+                dX = load_rows(dxs + at, i, live - start, cc, K, K, BLOCK)
                 acc = tl.dot(tl.trans(X), dX, acc=acc, input_precision=PREC, out_dtype=ACC)
-                passed += tl.load(past + visit + start // C)
+                passed += tl.load(past + (visit + start // C) * H + h)
             node = node_of(height, (r >> height) - 1, base, room) * H + h
             store_rows(dF + node * K * K, acc, kk, K, cc, K, K, BLOCK)
             if column == VALUES:
@@ -585,13 +566,13 @@ def gather_kernel(
 
 @triton.jit
 def _halved(
-    Fr, dpair, rr, cc, K: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, ACC, PREC
+    Fr, dpair, rr, cc, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr
 ):
     """One tile of D + F_r^T D."""
     acc = load_rows(dpair, rr, K, cc, WIDTH, WIDTH, BLOCK).to(ACC)
-    for start in tl.static_range(0, K, TALL):
-        kk = start + tl.arange(0, TALL)
-        Fs = load_rows(Fr, kk, K, rr, K, K, TALL)
+    for start in tl.static_range(0, K, BLOCK):
+        kk = start + tl.arange(0, BLOCK)
+        Fs = load_rows(Fr, kk, K, rr, K, K, BLOCK)
         D = load_rows(dpair, kk, K, cc, WIDTH, WIDTH, BLOCK)
         acc = tl.dot(tl.trans(Fs), D, acc=acc, input_precision=PREC, out_dtype=ACC)
     return acc
@@ -616,7 +597,6 @@ def split_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
-    TALL: tl.constexpr,
     BLOCK: tl.constexpr,
     PACKED: tl.constexpr,
     DOT: tl.constexpr,
@@ -624,9 +604,8 @@ def split_kernel(
     PREC: tl.constexpr,
 ):
     """The gradient of a pair goes to its halves: dN and g of the left, or one tile of dF of the left or the right."""
-    ROWS: tl.constexpr = (K + TALL - 1) // TALL
-    KEYS: tl.constexpr = (K + BLOCK - 1) // BLOCK
-    TILES: tl.constexpr = 1 + 2 * ROWS * KEYS
+    ROWS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    TILES: tl.constexpr = 1 + 2 * ROWS * ROWS
     index = tl.program_id(0).to(tl.int64)
     tile, index = (index % TILES).to(tl.int32) - 1, index // TILES
     window, h = index // H, index % H
@@ -644,11 +623,11 @@ def split_kernel(
         w = weight(tl.load(totals + right), ACC)
         if tile < 0:
             decayed = tl.zeros([], dtype=ACC)
-            for up in tl.static_range(0, K, TALL):
-                rr = up + tl.arange(0, TALL)
+            for up in tl.static_range(0, K, BLOCK):
+                rr = up + block
                 for start in tl.static_range(0, V, BLOCK):
                     cc = start + block
-                    add = _halved(Fr, D_N, rr, cc, K, V, TALL, BLOCK, ACC, PREC) * w
+                    add = _halved(Fr, D_N, rr, cc, K, V, BLOCK, ACC, PREC) * w
                     decayed += tl.sum(add * load_rows(N_left, rr, K, cc, V, V, BLOCK).to(ACC))
                     add += load_rows(D_left, rr, K, cc, V, V, BLOCK).to(ACC)
                     store_rows(D_left, add, rr, K, cc, V, V, BLOCK)
@@ -656,15 +635,15 @@ def split_kernel(
             tl.store(dtotals + left, whole + tl.load(dtotals + left))
             tl.store(dtotals + right, whole + decayed)
         else:
-            cc = tile % KEYS * BLOCK + block
-            rr = tile // KEYS % ROWS * TALL + tl.arange(0, TALL)
-            if tile < ROWS * KEYS:
+            cc = tile % ROWS * BLOCK + block
+            rr = tile // ROWS % ROWS * BLOCK + block
+            if tile < ROWS * ROWS:
                 to = dF + left * K * K
-                add = _halved(Fr, D_F, rr, cc, K, K, TALL, BLOCK, ACC, PREC)
+                add = _halved(Fr, D_F, rr, cc, K, K, BLOCK, ACC, PREC)
                 add += load_rows(to, rr, K, cc, K, K, BLOCK).to(ACC)
                 store_rows(to, add, rr, K, cc, K, K, BLOCK)
             else:
-                add = tl.zeros([TALL, BLOCK], dtype=ACC)
+                add = tl.zeros([BLOCK, BLOCK], dtype=ACC)
                 for start in tl.static_range(0, V, BLOCK):
                     D = load_rows(D_N, rr, K, start + block, V, V, BLOCK)
                     Ns = load_rows(N_left, cc, K, start + block, V, V, BLOCK)
@@ -740,6 +719,7 @@ def pairs_kernel(
         Ps = load_rows(scores + at_token * C, i, live, i, H * C, C, C)
         lower = i[:, None] >= i[None, :]
         strict = i[:, None] > i[None, :]
+        upper = i[:, None] <= i[None, :]
         till = weight(total - Gs, ACC)
         moved = tl.zeros([C], dtype=ACC)  # till b V . dN^T R: what the decay from a token to the chunk's end gets
         leaf = n + 1 < count
@@ -751,11 +731,11 @@ def pairs_kernel(
             Rs = tl.dot(tl.trans(Ms), ks, input_precision=PREC, out_dtype=ACC).to(DOT)
 
         PT = tl.trans(Ps)
-        Lam = level_weights(at_level, i, live, H * L, L, C, LEVELS)
-        Gam = tl.where(lower, weight(Gs[:, None] - Gs[None, :], ACC), 0.0) * scale
-        PW = tl.trans((Ps.to(ACC) * Gam * Lam).to(DOT))
+        PW = level_weights(at_level, i, live, H * L, L, C, LEVELS, True) * scale
+        PW *= tl.where(upper, weight(Gs[None, :] - Gs[:, None], ACC), 0.0)
+        PW = (PT.to(ACC) * PW).to(DOT)
         Z = tl.zeros([C, C], dtype=ACC)
-        HM = tl.zeros([C, C], dtype=ACC)
+        UV = tl.zeros([C, C], dtype=ACC)
         db = tl.zeros([C], dtype=ACC)
         for start in tl.static_range(0, V, BLOCK):
             vs = load_rows(v + at_token * V, i, live, start + cc, H * V, V, BLOCK).to(DOT)
@@ -766,8 +746,7 @@ def pairs_kernel(
             dbV = tl.dot(PW, dos, input_precision=PREC, out_dtype=ACC)
             if DEEP:
                 U = tl.dot(Rs, dNs, input_precision=PREC, out_dtype=ACC)
-                late = (vs.to(ACC) * till[:, None]).to(DOT)
-                HM = tl.dot(U.to(DOT), tl.trans(late), acc=HM, input_precision=PREC, out_dtype=ACC)
+                UV = tl.dot(U.to(DOT), tl.trans(vs), acc=UV, input_precision=PREC, out_dtype=ACC)
                 U *= till[:, None]
                 moved += tl.sum(U * vs.to(ACC), 1)
                 dbV += U
@@ -775,8 +754,9 @@ def pairs_kernel(
             store_rows(dv + at_token * V, dbV * b[:, None], i, live, start + cc, H * V, V, BLOCK)
         tl.store(dbeta + at_token + i * H, db, mask=i < live)
 
-        Z *= Gam * b[None, :]
+        Z *= tl.where(lower, weight(Gs[:, None] - Gs[None, :], ACC), 0.0) * (scale * b)[None, :]
         ZP = Z * Ps.to(ACC)
+        Lam = level_weights(at_level, i, live, H * L, L, C, LEVELS, False)
         top = tl.zeros([C], dtype=ACC)
         # A row's own block of 8 columns holds levels 0 to 3; of other blocks each has one level.
         e = tl.arange(0, 8)
@@ -811,6 +791,7 @@ def pairs_kernel(
             tl.store(dg + at_token + i * H, dG, mask=i < live)
 
         dP = Z * Lam
+        HM = tl.zeros([C, C], dtype=ACC)
         if DEEP:
             since = weight(Gs, ACC) * scale
             QK = tl.zeros([C, C], dtype=ACC)
@@ -821,11 +802,11 @@ def pairs_kernel(
                 dFs = load_rows(dF + node * K * K, kk, known, start + cc, K, K, BLOCK)
                 QK = tl.dot(dqs, tl.trans(ks), acc=QK, input_precision=PREC, out_dtype=ACC)
                 Ws = tl.dot(Rs, dFs, input_precision=PREC, out_dtype=ACC)
-                HM = tl.dot((-Ws).to(DOT), tl.trans(ks), acc=HM, input_precision=PREC, out_dtype=ACC)
+                HM = tl.dot(Ws.to(DOT), tl.trans(ks), acc=HM, input_precision=PREC, out_dtype=ACC)
                 Ws = tl.dot(PT, dqs, acc=Ws, input_precision=PREC, out_dtype=ACC)
                 store_rows(W + at_token * K, Ws, i, live, start + cc, H * K, K, BLOCK)
-            dP -= QK * b[None, :]  # above the diagonal nobody reads it
-            HM *= b[None, :]
+            dP -= tl.where(lower, QK * b[None, :], 0.0)
+            HM = UV * (till * b)[None, :] - HM * b[None, :]
         dP16 = dP.to(DOT)
         MT = tl.trans(Ms)
         dAs = tl.dot(dP16, MT, input_precision=PREC, out_dtype=ACC)
@@ -929,7 +910,6 @@ def inputs_kernel(
 class Launch(NamedTuple):
     num_warps: int
     num_stages: int
-    maxnreg: int | None = None  # fewer registers let more programs share a multiprocessor
 
 
 class Plan(NamedTuple):
@@ -938,8 +918,6 @@ class Plan(NamedTuple):
     C: int  # tokens in a chunk
     BLOCK: int  # columns of a tile
     BV: int  # value columns that a reader holds
-    TALL: int  # rows of a tile of F or N
-    READERS: int  # chunks that read together
     solve: Launch
     leaves: Launch
     merge: Launch
@@ -959,14 +937,13 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """
     one, four, eight = Launch(1, 1), Launch(4, 1), Launch(8, 1)
     if dtype == torch.bfloat16:
-        if K <= 64 and V <= 64:
-            return Plan(64, 64, 64, 64, 2, one, four, four, Launch(8, 2), Launch(8, 2), Launch(4, 3), four, four, four)
         if K <= 128:
-            return Plan(64, 64, 64, 128, 2, one, four, four, eight, eight, Launch(4, 3), four, four, four)
-        return Plan(64, 64, 64, 64, 1, one, eight, four, eight, eight, eight, four, eight, eight)
+            BV = 64 if V <= 64 else 128
+            return Plan(64, 64, BV, one, four, four, four, four, Launch(4, 3), four, four, four)
+        return Plan(64, 64, 64, one, eight, four, eight, eight, eight, four, eight, eight)
     if precision(dtype, K) == "tf32":
-        return Plan(64, 64, 64, 64, 1, one, eight, eight, eight, eight, eight, eight, eight, eight)
-    return Plan(32, 32, 32, 32, 1, one, eight, eight, eight, eight, eight, eight, eight, eight)
+        return Plan(64, 64, 64, one, eight, eight, eight, eight, eight, eight, eight, eight)
+    return Plan(32, 32, 32, one, eight, eight, eight, eight, eight, eight, eight, eight)
 
 
 def forward(
@@ -1119,7 +1096,7 @@ class _Call:
             SUM=sum_dtype(self.q.dtype),
         )
         for height in range(self.heights - 1):
-            tiles = triton.cdiv(self.K, self.how.TALL) * (self.blocks(self.K) + self.blocks(self.V))
+            tiles = self.blocks(self.K) * (self.blocks(self.K) + self.blocks(self.V))
             self.launch(merge_kernel, self.how.merge, self.windows(height) * tiles, (F, N, totals), height=height)
         return x, F, N, totals
 
@@ -1135,7 +1112,7 @@ class _Call:
         self.launch(
             read_kernel,
             self.how.read,
-            self.groups_of_readers() * (triton.cdiv(self.V, self.how.BV) if xs is None else 1),
+            self.cut.segments * (triton.cdiv(self.V, self.how.BV) if xs is None else 1),
             (x, F, N, totals, self.level_scale, o, xs),
             OUTPUT=xs is None,
             BV=self.how.BV,
@@ -1147,18 +1124,18 @@ class _Call:
         """Of the first queries, what decays get around them, of F, N and totals."""
         x, F, N, totals = tree
         lam = self.level_scale
-        shape = (self.H, self.heights * self.visits, self.how.C, self.K)
+        shape = (self.heights * self.visits, self.H, self.how.C, self.K)
         xs, dxs = self.kept(*shape), self.kept(*shape)
         self.read(x, F, N, totals, xs=xs)
         dx, around, past = self.kept(self.rows, self.H, self.K), self.wide(self.rows, self.H), self.wide(*shape[:2])
         tensors = (do, F, N, totals, lam, xs, dxs, dx, dlevel, around, past)
-        self.launch(pull_kernel, self.how.pull, self.groups_of_readers(), tensors)
+        self.launch(pull_kernel, self.how.pull, self.cut.segments, tensors)
         (dF, dN), dtotals = self.nodes(), self.wide(2 * self.room, self.H)
         columns = self.blocks(self.V) + self.blocks(self.K)
         tensors = (do, lam, xs, dxs, past, dF, dN, dtotals)
         self.launch(gather_kernel, self.how.gather, self.cut.segments * columns, tensors)
         for height in reversed(range(self.heights - 1)):
-            tiles = 1 + 2 * triton.cdiv(self.K, self.how.TALL) * self.blocks(self.K)
+            tiles = 1 + 2 * self.blocks(self.K) ** 2
             tensors = (F, N, totals, dF, dN, dtotals)
             self.launch(split_kernel, self.how.split, self.windows(height) * tiles, tensors, height=height)
         return dx, around, dF, dN, dtotals
@@ -1209,12 +1186,6 @@ class _Call:
     def blocks(self, width: int) -> int:
         return triton.cdiv(width, self.how.BLOCK)
 
-    def groups_of_readers(self) -> int:
-        """Programs that read: packed sequences begin anywhere, so some of theirs find nothing to do."""
-        if self.cut.table is not None:
-            return self.cut.segments
-        return self.cut.sequences * triton.cdiv(self.cut.P, self.how.READERS)
-
     def windows(self, height: int) -> int:
         return triton.cdiv(self.cut.segments, 2 << height)
 
@@ -1232,8 +1203,6 @@ class _Call:
             "L": self.level_scale.shape[-1],
             "BK": self.BK,
             "BLOCK": self.how.BLOCK,
-            "TALL": self.how.TALL,
-            "READERS": self.how.READERS,
             "LEVELS": self.how.C.bit_length(),
         }
         kernel[(programs * self.H,)](
@@ -1252,7 +1221,6 @@ class _Call:
             PREC=precision(self.q.dtype, self.K),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
-            maxnreg=launch.maxnreg,
             **{name: size for name, size in sizes.items() if name in kernel.arg_names},
             **flags,
         )

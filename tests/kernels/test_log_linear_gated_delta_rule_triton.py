@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPE, TOL = (torch.float32, 5e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
-SMALL = triton.plan(torch.float64, 16, 16)._replace(C=16, BLOCK=16, BV=16, TALL=16)
+SMALL = triton.plan(torch.float64, 16, 16)._replace(C=16, BLOCK=16, BV=16)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Case:
     dims: tuple[int, int] = (5, 3)  # K, V
     gate: str = "weak"
     C: int = 16
-    readers: int = 2
     cu_seqlens: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
@@ -40,22 +39,21 @@ class Case:
         return f"T{self.T}-L{self.L}-C{self.C}-G{G}H{H}-K{K}V{V}-{self.gate}{packed}"
 
 
-PACKED = (0, 1, 18, 18, 90, 160, 161, 161)
+PACKED = (0, 1, 18, 18, 90, 123, 124, 124)
 CASES = [
     Case(1, gate="mixed"),
     Case(2, gate="none", heads=(1, 2)),
     Case(15, heads=(3, 3)),
     Case(16, 2, heads=(2, 4), gate="zero"),
     Case(17, gate="strong", dims=(20, 17)),
-    Case(33, 3, heads=(1, 3), gate="reset"),
+    Case(33, 3, gate="reset"),
     Case(64, 12, gate="mixed"),
-    Case(65, 1, heads=(1, 2), readers=1),
-    Case(100, gate="none", readers=1),
-    Case(100, 6, gate="mixed", heads=(2, 2), dims=(16, 16)),
-    Case(130, dims=(20, 34)),
+    Case(65, 1, heads=(1, 2), gate="none", dims=(3, 5)),
+    Case(100, 6, gate="mixed", dims=(20, 16)),
+    Case(130),
     Case(130, 7, C=32, gate="reset", dims=(3, 40)),
-    Case(161, cu_seqlens=PACKED, gate="mixed"),
-    Case(161, 5, heads=(1, 2), cu_seqlens=PACKED, gate="none"),
+    Case(124, cu_seqlens=PACKED, gate="mixed"),
+    Case(124, 5, cu_seqlens=PACKED, gate="none"),
     Case(15, cu_seqlens=(0, 4, 4, 15)),
 ]
 
@@ -65,7 +63,7 @@ def inputs(case: Case, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(case.T)
     normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)  # noqa: E731
     uniform = lambda *shape: torch.rand(*shape, generator=draw, dtype=torch.float64)  # noqa: E731
-    B, T, (G, H), (K, V) = 1 if case.cu_seqlens else 2, case.T, case.heads, case.dims
+    B, T, (G, H), (K, V) = 1 if case.cu_seqlens or case.T > 40 else 2, case.T, case.heads, case.dims
     k = torch.nn.functional.normalize(normal(B, T, G, K), dim=-1) * (0.5 + 0.5 * uniform(B, T, G, 1))
     k[:, 1::3] = k[:, : len(range(1, T, 3))]
     made = {
@@ -103,7 +101,7 @@ def kernels(x: dict[str, Any], case: Case) -> dict[str, Tensor]:
     given: dict[str, Any] = {n: x[n] for n in NAMES} | {
         "scale": 0.3,
         "cu_seqlens": cu,
-        "how": SMALL._replace(C=case.C, READERS=case.readers),
+        "how": SMALL._replace(C=case.C),
     }
     torch.use_deterministic_algorithms(True)
     try:
@@ -124,7 +122,7 @@ def test_kernels_are_the_recurrence(case):
 
 
 def test_float32_keeps_weak_decays_next_to_strong_ones():
-    case = Case(70, gate="mixed")
+    case = Case(40, gate="mixed")
     x = inputs(case, torch.float32)
     contract.assert_close(kernels(x, case), truth(x, case), 1e-5)
 
@@ -141,7 +139,7 @@ def test_growing_inverse_stays_exact():
 
 def test_nothing_is_read_past_the_end_or_from_the_neighbours():
     """Inputs that lie in the middle of NaN, cut from wider and longer ones: same bits."""
-    case = Case(40)
+    case = Case(20)
     plain = inputs(case)
     x = dict(plain)
     for n in ("q", "k", "v", "do", "level_scale"):
@@ -154,10 +152,10 @@ def operator(*xs: Tensor) -> Tensor:
     return registered.forward(*xs, None, 0.3)[0]
 
 
-def leaves(T: int, members: int | None = None) -> list[Tensor]:
+def leaves(T: int, H: int = 1, members: int | None = None) -> list[Tensor]:
     draw = torch.Generator().manual_seed(T)
     M = () if members is None else (members,)
-    shapes = [(1, T, 1, 3), (1, T, 1, 3), (1, T, 2, 2), (1, T, 2), (1, T, 2, 4), (1, T, 2)]
+    shapes = [(1, T, 1, 3), (1, T, 1, 3), (1, T, H, 2), (1, T, H), (1, T, H, 4), (1, T, H)]
     made = [torch.randn(*M, *s, generator=draw, dtype=torch.float64).to(DTYPE).to(DEVICE) for s in shapes]
     made[1] /= made[1].norm(dim=-1, keepdim=True)
     made[3], made[5] = made[3].sigmoid(), -made[5].abs()
@@ -165,7 +163,7 @@ def leaves(T: int, members: int | None = None) -> list[Tensor]:
 
 
 def test_opcheck():
-    torch.library.opcheck(registered.forward, (*leaves(36), None, 0.3))
+    torch.library.opcheck(registered.forward, (*leaves(33), None, 0.3))
 
 
 @pytest.mark.skipif(GPU, reason="float64 only in the interpreter")
@@ -174,10 +172,10 @@ def test_gradcheck():
 
 
 def test_vmap_is_a_loop():
-    stack = leaves(36, members=3)
+    stack = leaves(33, members=2)
     together = torch.func.vmap(operator)(*stack)
     grads = torch.autograd.grad(together.sin().sum(), stack)
-    for m in range(3):
+    for m in range(2):
         alone = [x.detach()[m].clone().requires_grad_() for x in stack]
         o = operator(*alone)
         expected = [o, *torch.autograd.grad(o.sin().sum(), alone)]
@@ -186,7 +184,7 @@ def test_vmap_is_a_loop():
 
 
 def test_compiled_is_eager():
-    given = leaves(36)
+    given = leaves(20, H=2)
     compiled = torch.compile(operator, fullgraph=True, backend="aot_eager")
     found, expected = compiled(*given), operator(*given)
     assert torch.equal(found, expected)
