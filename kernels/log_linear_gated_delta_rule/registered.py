@@ -26,7 +26,9 @@ def log_linear_gated_delta_rule(
     dtype, out = operand_dtype(q, k, v), v.dtype
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     log_decay = None if log_decay is None else log_decay.float()
-    return forward(q, k, v, beta.float(), level_scale.float(), log_decay, cu_seqlens, scale)[0].to(out)
+    o: Tensor
+    o, _ = forward(q, k, v, beta.float(), level_scale.float(), log_decay, cu_seqlens, scale)
+    return o.to(out)
 
 
 @torch.library.custom_op("mixassay::log_linear_gated_delta_rule", mutates_args=())
