@@ -23,7 +23,7 @@ def log_linear_attention(
 ) -> Tensor:
     """o of the public function for sequences that begin with no state. Products read q, k and v in one dtype."""
     dtype = operand_dtype(q, k, v)
-    o, _ = forward(q.to(dtype), k.to(dtype), v.to(dtype), level_scale, log_decay, cu_seqlens, scale)
+    o: Tensor = forward(q.to(dtype), k.to(dtype), v.to(dtype), level_scale, log_decay, cu_seqlens, scale)[0]
     return o.to(v.dtype)
 
 
