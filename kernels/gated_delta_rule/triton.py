@@ -643,10 +643,11 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """
     one, four, eight = Launch(1, 1), Launch(4, 1), Launch(8, 1)
     if dtype == torch.bfloat16:
+        solve = Launch(1, 1, registers=168)  # twelve warps on a multiprocessor instead of eight
         if K <= 64 or (V <= 64 and K <= 128):
-            return Plan(64, 64, 64, 264, one, Launch(4, 2), Launch(4, 2), eight, four)
+            return Plan(64, 64, 64, 264, solve, Launch(4, 2), Launch(4, 2), eight, four)
         if K <= 128:
-            return Plan(64, 128, 64, 132, one, Launch(8, 2), Launch(8, 2), eight, four)
+            return Plan(64, 128, 64, 132, solve, Launch(8, 2), Launch(8, 2), eight, four)
         return Plan(64, 64, 64, 1, one, eight, eight, eight, four)
     if precision(dtype, K) == "tf32":
         return Plan(64, 64, 64, 1, one, eight, eight, eight, eight)

@@ -1,9 +1,19 @@
-"""Compile for sm_90 what a call would launch, on a machine without a GPU: registers, spills, shared memory, wgmma."""
+"""Compile for sm_90 what a call would launch, on a machine without a GPU: registers, spills, shared memory, wgmma.
 
+    python -m tests.kernels.hopper linear_attention:64 gated_delta_rule:128
+
+prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches. Not in a process that
+interprets Triton.
+"""
+
+import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -92,3 +102,31 @@ def _usage(cubin: bytes) -> dict[str, int]:
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
+
+
+def operator(name: str, width: int) -> Callable[[], Any]:
+    """Forward and backward of mixassay.kernels.`name` for K = V = `width`, with log decays, cut into segments."""
+    module = import_module(f"mixassay.kernels.{name}.triton")
+    B, T, H, levels = 2, 4096, 8, 13
+    tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(B, T, H, *shape, dtype=dtype, device="meta")  # noqa: E731
+    given: dict[str, Any] = {"scale": 0.1, "cu_seqlens": None, "initial_state": None, "dfinal": None}
+    given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
+    given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
+    given |= {"level_scale": tensor(levels, dtype=torch.float32), "output_final_state": False}
+
+    def call() -> None:
+        take = lambda f: {n: given[n] for n in signature(f).parameters if n in given}  # noqa: E731
+        results = module.forward(**take(module.forward))
+        between = [n for n in signature(module.backward).parameters if n not in given | {"how": 0, "length": 0}]
+        module.backward(**take(module.backward), **dict(zip(between, results[-len(between) :], strict=True)))
+
+    return call
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        name, width = argument.split(":")
+        for kernel in compiled(operator(name, int(width))):
+            fields = kernel._asdict()
+            del fields["ttgir"]
+            print(json.dumps({"operator": name, "width": int(width)} | fields), flush=True)

@@ -1,0 +1,85 @@
+"""What the tables of the Triton kernels compile to for Hopper, seen without a GPU.
+
+No product in the way that Triton before 3.7.1 miscompiles, shared memory that fits, tensor cores where they should
+be, and no more spilled than when the tables were measured: a limit that shows a regression, not an aim.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+SHARED = 227 * 1024  # bytes that a program can have
+
+
+class Limit(NamedTuple):
+    spilled: int = 0  # bytes of a thread, in either version of Triton that is in use
+    products: str | None = "wgmma"  # the instruction for them; None: a kernel without products
+
+
+TABLES = {
+    ("linear_attention", 64): {
+        "border_kernel": Limit(),
+        "scan_kernel": Limit(products=None),
+        "walk_kernel": Limit(80),
+        "decay_kernel": Limit(products=None),
+    },
+    ("linear_attention", 128): {
+        "border_kernel": Limit(),
+        "scan_kernel": Limit(products=None),
+        "walk_kernel": Limit(208),
+        "decay_kernel": Limit(products=None),
+    },
+    ("gated_delta_rule", 64): {
+        "solve_kernel": Limit(64, "mma"),
+        "forward_kernel": Limit(),
+        "reverse_kernel": Limit(),
+        "join_kernel": Limit(),
+        "gradients_kernel": Limit(104),
+    },
+    ("gated_delta_rule", 128): {
+        "solve_kernel": Limit(304, "mma"),
+        "forward_kernel": Limit(32),
+        "reverse_kernel": Limit(120),
+        "join_kernel": Limit(40),
+        "gradients_kernel": Limit(304),
+    },
+}
+
+
+@cache
+def compiled() -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """One process for each width, side by side. Nothing is interpreted there."""
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {table: [] for table in TABLES}
+    runs = []
+    for width in sorted({width for _, width in TABLES}):
+        names = [f"{name}:{w}" for name, w in TABLES if w == width]
+        command = [sys.executable, "-m", "tests.kernels.hopper", *names]
+        runs.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
+    for run in runs:
+        output, _ = run.communicate()
+        assert run.returncode == 0
+        for kernel in map(json.loads, output.splitlines()):
+            found[kernel["operator"], kernel["width"]].append(kernel)
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table[0]}-{table[1]}")
+def test_tables_compile_well_for_hopper(table):
+    limits, kernels = TABLES[table], compiled()[table]
+    assert {kernel["kernel"] for kernel in kernels} == limits.keys()
+    for kernel in kernels:
+        spilled, products = limits[kernel["kernel"]]
+        assert kernel["transposed_products"] == 0, kernel
+        assert kernel["shared"] <= SHARED, kernel
+        assert kernel["spilled"] <= spilled, kernel
+        assert (kernel["wgmma"] > 0, kernel["mma"] > 0) == (products == "wgmma", products == "mma"), kernel
