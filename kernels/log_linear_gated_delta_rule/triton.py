@@ -539,12 +539,13 @@ def gather_kernel(
         acc = tl.zeros([BK, BLOCK], dtype=ACC)
         if column < VALUES:
             cc = column * BLOCK + tl.arange(0, BLOCK)
-            at_lam = level_scale + (first * H + h) * L + tl.minimum(LEVELS + height, L - 1)
+            level = tl.minimum(LEVELS + height, L - 1)
             for start in range(0, live, C):
+                at_token = (first + start) * H + h
                 at = ((visit + start // C) * H + h) * C * K
                 X = load_rows(xs + at, i, live - start, kk, K, K, BK)
-                lam = tl.load(at_lam + (start + i) * H * L, mask=i < live - start, other=0.0)
-                dos = load_rows(do + ((first + start) * H + h) * V, i, live - start, cc, H * V, V, BLOCK)
+                lam = tl.load(level_scale + (at_token + i * H) * L + level, mask=i < live - start, other=0.0)
+                dos = load_rows(do + at_token * V, i, live - start, cc, H * V, V, BLOCK)
                 dos = (dos.to(ACC) * lam[:, None]).to(DOT)
                 acc = tl.dot(tl.trans(X), dos, acc=acc, input_precision=PREC, out_dtype=ACC)
             store_rows(dN + (chunk * H + h) * K * V, acc, kk, K, cc, V, V, BLOCK)
