@@ -14,10 +14,9 @@ from typing import Any
 from mixassay.errors import UserError
 from mixassay.runners.bench_records import PASSES, Record
 from mixassay.runners.bench_report import TITLES, groups, setting_of, shape_of, where
-
-# Seven that people with any colour vision can tell apart, dark enough for text (after Wong 2011).
-COLOURS = ("#0072B2", "#C04F00", "#007F5C", "#A3447E", "#8A6D00", "#3B3B3B", "#2E91C4")
-FORMATS = (".svg", ".png", ".pdf")
+from mixassay.runners.labels import binary
+from mixassay.runners.palette import LIGHT
+from mixassay.runners.plot import check, save
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,9 @@ class Panel:
 
 def plot(records: Sequence[Record], path: Path) -> None:
     """Write the picture of the records of one benchmark, kernels or decode."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"--plot: {path} should end in {', '.join(FORMATS)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as problem:
-        raise UserError("--plot needs matplotlib: pip install 'mixassay[plot]'") from problem
+    check(path)
+    from matplotlib.figure import Figure
+
     rows = panels(records)
     if not rows:
         raise UserError("--plot: no times of kernels or decoding in these records")
@@ -52,10 +48,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         for j, panel in enumerate(row):
             draw(figure.add_subplot(len(rows), columns, i * columns + j + 1), panel)
     figure.suptitle(where(records[-1]), fontsize=11)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as problem:
-        raise UserError(f"cannot write to {path}: {problem.strerror}") from problem
+    save(figure, path)
 
 
 def panels(records: Sequence[Record]) -> list[list[Panel]]:
@@ -68,7 +61,7 @@ def panels(records: Sequence[Record]) -> list[list[Panel]]:
 
 def _kernels(group: Sequence[Record], which: str) -> Panel:
     timed = [record for record in group if "ms" in record[which]]
-    colours = dict(zip(dict.fromkeys(record["op"] for record in group), cycle(COLOURS), strict=False))
+    colours = dict(zip(dict.fromkeys(record["op"] for record in group), cycle(LIGHT), strict=False))
     names = dict.fromkeys((record["op"], record["implementation"]) for record in timed)
     tokens = min(record["B"] * record["T"] for record in group)
     lines = []
@@ -85,7 +78,7 @@ def _kernels(group: Sequence[Record], which: str) -> Panel:
 
 def _decode(group: Sequence[Record]) -> list[Panel]:
     ok = [record for record in group if record["status"] == "ok"]
-    colours = dict(zip(dict.fromkeys(record["mixer"] for record in group), cycle(COLOURS), strict=False))
+    colours = dict(zip(dict.fromkeys(record["mixer"] for record in group), cycle(LIGHT), strict=False))
 
     def lines(value: Callable[[Record], float], suffix: str = "") -> tuple[Line, ...]:
         of = {m: points((r["T"], value(r)) for r in ok if r["mixer"] == m) for m in colours}
@@ -112,9 +105,9 @@ def draw(axes: Any, panel: Panel) -> None:
         axes.plot(*zip(*line.points, strict=True), color=line.colour, **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(lengths, [short(T) for T in lengths])
+    axes.set_xticks(lengths, [binary(T) for T in lengths])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda y, _: short(y) if panel.unit == "bytes" else f"{y:g}")
+    axes.yaxis.set_major_formatter(lambda y, _: binary(y) if panel.unit == "bytes" else f"{y:g}")
     axes.set_xlabel("T")
     axes.set_ylabel(panel.unit)
     axes.set_title(panel.title, fontsize=10)
@@ -159,12 +152,3 @@ def spread(heights: Sequence[float], gap: float = 0.055) -> list[float]:
     for height in reversed(heights):
         down.append(min(height, down[-1] - gap) if down else height)
     return [(a + b) / 2 for a, b in zip(up, reversed(down), strict=True)]
-
-
-def short(n: float) -> str:
-    """1024 is 1K."""
-    for unit in ("", "K", "M"):
-        if n < 1024:
-            return f"{n:g}{unit}"
-        n /= 1024
-    return f"{n:g}G"

@@ -40,3 +40,12 @@ def find(config: Mapping[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def binary(n: float) -> str:
+    """1024 is 1K."""
+    for unit in ("", "K", "M"):
+        if n < 1024:
+            return f"{n:g}{unit}"
+        n /= 1024
+    return f"{n:g}G"

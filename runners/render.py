@@ -46,20 +46,20 @@ def grid(table: Table) -> Grid:
     heads += [column or (table.metric,) for column in table.columns]
     if not wide:
         heads += [("n",), (table.worst,), *([("solved",)] if table.points else [])]
-    facts = _facts(table)
-    heads += facts
+    told = facts(table)
+    heads += told
     rows, bold = [], set()
     for i, row in enumerate(table.rows):
         entries = [table.entries.get((row, column)) for column in table.columns]
         cells = [Cell(name) for name in row]
         for j, entry in enumerate(entries):
-            cells.append(_cell(table, entry, small_print=wide))
-            if entry is not None and _is_best(table, entry, table.columns[j]):
+            cells.append(entry_cell(table, entry, small_print=wide))
+            if entry is not None and is_best(table, entry, table.columns[j]):
                 bold.add((i, left + j))
         known = [entry for entry in entries if entry is not None]
         if not wide:
-            cells += [Cell(text) for text in (str(len(known[0].values)), *_extremes(table, known[0]))]
-        cells += [Cell(_join(known, fact)) for fact in facts.values()]
+            cells += [Cell(text) for text in (str(len(known[0].values)), *extremes(table, known[0]))]
+        cells += [Cell(_join(known, fact)) for fact in told.values()]
         rows.append(tuple(cells))
     caption = (*table.caption, *([BOLD] if bold else []))
     return Grid(table.title, tuple(heads), tuple(rows), left, frozenset(bold), caption, table.warnings)
@@ -76,7 +76,7 @@ def mean_std(table: Table, moments: stats.Moments | None) -> str:
     return number(table, moments.mean) + (f" ± {number(table, moments.std)}" if moments.std is not None else "")
 
 
-def _cell(table: Table, entry: Entry | None, small_print: bool) -> Cell:
+def entry_cell(table: Table, entry: Entry | None, small_print: bool) -> Cell:
     if entry is None:
         return Cell("")
     text, mark = mean_std(table, entry.moments) + ("†" if entry.runs.older else ""), ""
@@ -87,11 +87,11 @@ def _cell(table: Table, entry: Entry | None, small_print: bool) -> Cell:
     elif len(entry.values) == 1:
         mark = "(n=1)"
     if small_print and entry.values:
-        small = tuple(f"{w} {v}" for w, v in zip((table.worst, "solved"), _extremes(table, entry), strict=False))
+        small = tuple(f"{w} {v}" for w, v in zip((table.worst, "solved"), extremes(table, entry), strict=False))
     return Cell(text, mark, small)
 
 
-def _extremes(table: Table, entry: Entry) -> list[str]:
+def extremes(table: Table, entry: Entry) -> list[str]:
     """The worst seed and, for an accuracy, how many of the seeds with an outcome solved the task."""
     values = list(entry.values.values())
     worst = min if table.higher_is_better else max
@@ -101,7 +101,7 @@ def _extremes(table: Table, entry: Entry) -> list[str]:
     return found
 
 
-def _is_best(table: Table, entry: Entry, column: tuple[str, ...]) -> bool:
+def is_best(table: Table, entry: Entry, column: tuple[str, ...]) -> bool:
     """Best of a column of complete cells, by more than the 95 % interval of the difference to each other row."""
     rivals = [table.entries[row, column] for row in table.rows if (row, column) in table.entries]
     known = [rival.moments for rival in rivals if rival is not entry and rival.complete]
@@ -113,20 +113,20 @@ def _is_best(table: Table, entry: Entry, column: tuple[str, ...]) -> bool:
     return all(sign * d.value > 0 and d.clear for d in differences)
 
 
-def _facts(table: Table) -> dict[tuple[str, ...], Callable[[RunRecord], str]]:
+def facts(table: Table) -> dict[tuple[str, ...], Callable[[RunRecord], str]]:
     """What a row costs: heading -> text of one run."""
     used = [record for entry in table.entries.values() for record in entry.runs.ok]
-    facts: dict[tuple[str, ...], Callable[[RunRecord], str]] = {}
+    found: dict[tuple[str, ...], Callable[[RunRecord], str]] = {}
     lengths = {max(map(int, record.state_bytes)) for record in used if record.state_bytes}
     if lengths:
         at = f"at T={min(lengths)}" if len(lengths) == 1 else "at the longest T"
-        facts["state bytes", at] = _state
+        found["state bytes", at] = _state
     if used:
-        facts[("parameters",)] = lambda r: f"{r.params:,}" if r.params else ""
-        facts[("s/run",)] = lambda r: f"{r.time.seconds:.3g}"
+        found[("parameters",)] = lambda r: f"{r.params:,}" if r.params else ""
+        found[("s/run",)] = lambda r: f"{r.time.seconds:.3g}"
     for path in table.tuned:
-        facts[(short(path),)] = lambda r, path=path: plain(r.tuned[path]) if path in r.tuned else ""  # type: ignore[misc]
-    return facts
+        found[(short(path),)] = lambda r, path=path: plain(r.tuned[path]) if path in r.tuned else ""  # type: ignore[misc]
+    return found
 
 
 def _state(record: RunRecord) -> str:
@@ -140,11 +140,11 @@ def _state(record: RunRecord) -> str:
 
 def _join(entries: Sequence[Entry], fact: Callable[[RunRecord], str]) -> str:
     """A fact of a row: once if it is the same for all its configurations, else one after the other."""
-    texts = [fact(_middle(entry.runs.ok)) if entry.runs.ok else "–" for entry in entries if entry.at is None]
+    texts = [fact(middle(entry.runs.ok)) if entry.runs.ok else "–" for entry in entries if entry.at is None]
     return " / ".join(texts[:1] if len(set(texts)) == 1 else texts)
 
 
-def _middle(records: Sequence[RunRecord]) -> RunRecord:
+def middle(records: Sequence[RunRecord]) -> RunRecord:
     """The run of median time."""
     return sorted(records, key=lambda record: record.time.seconds)[len(records) // 2]
 

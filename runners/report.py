@@ -74,6 +74,7 @@ class Table:
     metric: str
     solved_at: float
     row_heads: Label  # paths
+    column_heads: Label  # paths; the values of a cell's columns are its configuration's there, or an evaluation cell's
     rows: tuple[Label, ...]
     columns: tuple[Label, ...]
     entries: Mapping[tuple[Label, Label], Entry]  # (row, column) -> entry
@@ -116,12 +117,13 @@ def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, s
         for at in [None, *(cell_labels(runs.cell.sections.task) if by_eval else [])]:
             place = row, (*under, "mean" if at is None else pairs(at)) if by_eval else under
             assert place not in entries, f"two cells share a place in the table: {place}"  # refused by Sweep.load
-            entries[place] = Entry(runs, at, _values(runs, metric, at))
+            entries[place] = Entry(runs, at, values(runs, metric, at))
     return Table(
         title=sweep.report.title or sweep.name,
         metric=metric,
         solved_at=sweep.report.compare.solved_at,
         row_heads=(sweep.report.rows,),
+        column_heads=sweep.report.columns if sweep.report.columns is not None else columns,
         rows=tuple(dict.fromkeys(row for row, _ in entries)),
         columns=tuple(dict.fromkeys(column for _, column in entries)),
         entries=entries,
@@ -195,7 +197,7 @@ def _text(value: Any) -> str:
     return str(value["name"]) if isinstance(value, Mapping) and set(value) == {"name"} else plain(value)
 
 
-def _values(runs: Runs, metric: str, at: Mapping[str, Any] | None) -> dict[int, float]:
+def values(runs: Runs, metric: str, at: Mapping[str, Any] | None) -> dict[int, float]:
     """seed -> value of the runs that ended ok and have one."""
     split, name = metric.split("/")
     found: dict[int, float] = {}

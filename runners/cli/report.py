@@ -8,9 +8,11 @@ import typer
 from rich.console import Console
 
 from mixassay.errors import UserError
-from mixassay.runners import bench_records, bench_report, export, published, render, session
+from mixassay.runners import bench_plot, bench_records, bench_report, export, figures, page, published, render, session
+from mixassay.runners import plot as pictures
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
-from mixassay.runners.cli.files import load
+from mixassay.runners.cli.files import load, texts
+from mixassay.runners.figures import Kind
 from mixassay.runners.store import Store
 
 Format = Literal["rich", "md", "latex", "csv", "json"]
@@ -28,19 +30,33 @@ def report(
     ] = None,
     results: Results = RESULTS,
     write: Annotated[bool, typer.Option("--write", help="Also write DIR/<name>/TABLE.md.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write table and figures as one page.")
+    ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Also draw time against T (benchmarks only): .svg, .png, .pdf."),
+        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw a figure: .svg, .png, .pdf.")
+    ] = None,
+    figure: Annotated[
+        Kind | None,
+        typer.Option(
+            help="What --plot draws. metric: every seed, against the first numeric column, or row by row. state:"
+            " against bytes of state. curves: while training. heatmap: over two numeric columns or evaluation cells."
+            "  [default: metric; of a benchmark, time against T]",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Print the table of a sweep from what is stored, or of a benchmark's records (FILE.jsonl). Trains nothing."""
     if file.endswith(".jsonl"):
-        if overrides or only is not None or seeds is not None or against is not None or write:
+        given = (only, seeds, against, html, figure)
+        if overrides or write or any(option is not None for option in given):
             raise UserError(f"{file} holds records of benchmarks, to which only --format and --plot apply")
         report_bench(Path(file), format, plot)
         return
     if plot is not None:
-        raise UserError("--plot draws records of benchmarks: give a file made by `mixassay bench` (.jsonl)")
+        pictures.check(plot)
+    elif figure is not None:
+        raise UserError("--figure says what --plot draws: give --plot FILE too")
     sweep = load(file, overrides, only, seeds)
     stored = Store(results).read(sweep.name)
     errors = Console(stderr=True)
@@ -61,6 +77,20 @@ def report(
         path = results / sweep.name / "TABLE.md"
         path.write_text("\n".join(render.markdown(grid) for grid in grids))
         errors.print(f"written to {path}", highlight=False)
+    if html is not None:
+        words = [file, *texts(overrides, None), *(["--results", str(results)] if results != RESULTS else [])]
+        write_text(html, page.html(table, sweep, words, grids[1:]))
+        errors.print(f"written to {html}", highlight=False)
+    if plot is not None:
+        pictures.plot(figures.figure(table, figure or "metric"), plot)
+        errors.print(f"drawn to {plot}", highlight=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as problem:
+        raise UserError(f"cannot write to {path}: {problem.strerror}") from problem
 
 
 def report_bench(path: Path, format: Format, plot: Path | None) -> None:
@@ -74,9 +104,7 @@ def report_bench(path: Path, format: Format, plot: Path | None) -> None:
     else:
         print_grids(bench_report.tables(records, warnings), format)
     if plot is not None:
-        from mixassay.runners.bench_plot import plot as draw  # imports matplotlib
-
-        draw(records, plot)
+        bench_plot.plot(records, plot)
         Console(stderr=True).print(f"drawn to {plot}", highlight=False)
 
 

@@ -37,6 +37,9 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
         kind = ".yaml" if folder in ("configs", "published") else ".py"
         inside = ROOT / ("results/published" if folder == "published" else folder)
         tree |= {f"mixassay/{folder}/{path.relative_to(inside)}" for path in inside.rglob(f"*{kind}")}
+    page = [*ROOT.glob("runners/page/*.css"), *ROOT.glob("runners/page/*.js")]
+    assert len(page) == 2
+    tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in page}
     assert "mixassay/py.typed" in tree
     assert "mixassay/configs/quickstart.yaml" in tree
     assert held == tree

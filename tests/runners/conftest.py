@@ -14,6 +14,7 @@ import pytest
 from mixassay.record import RunRecord
 from mixassay.runners import cli
 from mixassay.runners.store import Store
+from mixassay.spec import RunSpec
 
 TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
@@ -83,3 +84,28 @@ def numbers() -> Callable[[list[RunRecord]], dict[str, Any]]:
         return {r.key: (r.status, r.metrics, r.eval, r.curve, r.stopped, r.weights, r.params) for r in records}
 
     return of
+
+
+@pytest.fixture
+def record_of(make_record) -> Callable[..., RunRecord]:
+    """The record of a run with this accuracy, None for a diverged one; the loss differs from seed to seed."""
+
+    def record_of(run: RunSpec, accuracy: float | None, **fields) -> RunRecord:
+        metrics = {} if accuracy is None else {"test/accuracy": accuracy, "test/loss": 0.1 + run.seed / 100}
+        whole = {
+            "key": f"{run.cell}-{run.seed}-{run.tuned}",
+            "cell": run.cell,
+            "seed": run.seed,
+            "role": run.role,
+            "status": "ok" if accuracy is not None else "diverged",
+            "axes": run.axes,
+            "tuned": run.tuned,
+            "config": run.config(),
+            "metrics": metrics,
+            "params": 12345,
+            "state_bytes": {"16": 1024, "64": 8192},
+            **fields,
+        }
+        return make_record(**whole)
+
+    return record_of

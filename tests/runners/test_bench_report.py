@@ -254,7 +254,7 @@ def test_decode_on_the_command_line(place: Any) -> None:
         (["report", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["report", "x.jsonl", "--plot", "x.bmp"], "x.bmp should end in"),
         (["report", "x.jsonl", "--write"], "only --format and --plot apply"),
-        (["report", "tiny.yaml", "--plot", "x.svg"], "--plot draws records of benchmarks"),
+        (["report", "x.jsonl", "--figure", "state"], "only --format and --plot apply"),
     ],
 )
 def test_a_mistake_is_one_line(place: Any, words: list[str], message: str) -> None:

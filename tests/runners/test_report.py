@@ -7,6 +7,8 @@ linear_attention without seed 3: .20 .21 .19 .20 has mean .20 and std = sqrt(2e-
 import csv
 import io
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,6 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import export, render, report
 from mixassay.runners.report import Table
-from mixassay.spec import RunSpec
 from mixassay.sweep import Sweep
 
 YAML = """
@@ -42,31 +43,6 @@ def load(tmp_path) -> Callable[..., Sweep]:
         return Sweep.load(tmp_path / "demo.yaml", overrides)
 
     return load
-
-
-@pytest.fixture
-def record_of(make_record) -> Callable[..., RunRecord]:
-    """The record of a run with this accuracy, None for a diverged one; the loss differs from seed to seed."""
-
-    def record_of(run: RunSpec, accuracy: float | None, **fields) -> RunRecord:
-        metrics = {} if accuracy is None else {"test/accuracy": accuracy, "test/loss": 0.1 + run.seed / 100}
-        whole = {
-            "key": f"{run.cell}-{run.seed}-{run.tuned}",
-            "cell": run.cell,
-            "seed": run.seed,
-            "role": run.role,
-            "status": "ok" if accuracy is not None else "diverged",
-            "axes": run.axes,
-            "tuned": run.tuned,
-            "config": run.config(),
-            "metrics": metrics,
-            "params": 12345,
-            "state_bytes": {"16": 1024, "64": 8192},
-            **fields,
-        }
-        return make_record(**whole)
-
-    return record_of
 
 
 @pytest.fixture
@@ -343,3 +319,19 @@ def test_bold_needs_a_clear_difference_to_all_others(load, record_of):
     noisy = [record_of(run, [0.1, 1.0, 0.9, 1.0, 0.9][run.seed]) for run in third]
     assert render.grid(report.build(sweep, clear + below)).bold == {(0, 1)}
     assert render.grid(report.build(sweep, clear + below + noisy)).bold == frozenset()
+
+
+def test_latex_compiles(load, records, tmp_path):
+    pdflatex = shutil.which("pdflatex")
+    if pdflatex is None:
+        pytest.skip("pdflatex is not installed")
+    table = report.build(load("report.title='every sign: 100 % of a_b & {c} # $ ~ ^ \\ <>±≥≤†–−µ'"), records)
+    body = render.latex(render.grid(table))
+    (tmp_path / "x.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + body + "\\end{document}\n"
+    )
+    done = subprocess.run(
+        [pdflatex, "-interaction=nonstopmode", "-halt-on-error", "x.tex"], cwd=tmp_path, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout[-1500:].decode(errors="replace")
+    assert (tmp_path / "x.pdf").stat().st_size > 1000
