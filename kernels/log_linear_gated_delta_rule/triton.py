@@ -6,12 +6,11 @@ write strengths, s the scale, Lam_ij the weight that token i gives to the level 
     M = (I + strictly lower part of b K K^T)^-1          P = (lower part of Q K^T) M          R = M^T K
     O = s (P . Gam . Lam) bV + what it reads of earlier chunks
 
-No decay is inside M: it acts on tokens, whatever they hold. A state S before a chunk is, after it, with the tokens read
-and written in between,
+M holds no decay: decays are numbers, which come out of every product. A chunk makes of the state S before it
 
     e^{G_C} (S + F S) + N          F = -R^T bK          N = R^T (b e^{G_C - G} V)
 
-Two chunks, and two blocks of chunks, are again such a pair (F, N) and a total decay g: left, then right, make
+Two neighbours, chunks or blocks of chunks, are again such a pair (F, N) with a log decay g; left and right make
 
     F = F_l + F_r + F_r F_l          N = e^{g_r} (N_l + F_r N_l) + N_r          g = g_l + g_r
 
@@ -22,8 +21,9 @@ r - 1, as in a Fenwick tree. Its queries walk down from bit to bit. At node r, X
 
 So no state passes from chunk to chunk: the nodes are merged pairwise (`merge`), the reads are independent (`read`).
 
-Backward. `pull` walks the same nodes upwards with dX, from the first of them: Y = lam dO N^T + e^g (dX + dX F^T). All
-readers of a node are `gather`ed: dN = X^T (lam dO), dF = e^g X^T dX. `split` undoes the merges, D being that of a pair:
+Backward. `pull` walks the same nodes the other way: dX <- lam dO N^T + e^g (dX + dX F^T), at first 0. What all readers
+of a node give it is `gather`ed: dN = X^T (lam dO), dF = e^g X^T dX. `split` undoes the merges, D_N and D_F being those
+of a pair:
 
     dN_l += e^{g_r} (D_N + F_r^T D_N)          dF_l += D_F + F_r^T D_F
     dN_r = D_N                                 dF_r = D_F + D_F F_l^T + e^{g_r} D_N N_l^T
