@@ -36,6 +36,11 @@ class Form(Generic[State]):
     scale: float | None
     feature_map: FeatureMap
     normalize: bool
+    ridge: float = 0.0
+    fused: bool = False  # kernels of its own serve heads of up to WIDEST channels, without a ratio
+
+
+WIDEST = 128
 
 
 def whole(
@@ -80,6 +85,10 @@ def whole(
             rows = axes.size["B" if cu_seqlens is None else "N"]
             start = initial_state or empty(form.state, x.v, **axes.size | {"B": rows})
             o, final = _recurrence(form, x, scale, start, cu_seqlens)
+        elif chosen == "triton" and form.fused and not form.normalize and max(q.shape[-1], v.shape[-1]) <= WIDEST:
+            from mixassay.kernels.hla import registered  # the package triton may not be there
+
+            o, final = registered.hla(form.state, x, scale, form.ridge, initial_state, cu_seqlens, output_final_state)
         else:
             la = partial(
                 linear_attention,

@@ -266,7 +266,7 @@ def hla3_paper_step(
 
 def _hla2(scale: float | None, ridge: float, feature_map: FeatureMap, normalize: bool) -> Form[HLA2State]:
     token, fast = partial(reference.hla2, ridge=ridge), partial(composed.hla2, ridge=ridge)
-    return Form("hla2", HLA2State, token, fast, 2, scale, feature_map, normalize)
+    return Form("hla2", HLA2State, token, fast, 2, scale, feature_map, normalize, ridge, fused=True)
 
 
 def _hla2_prefix(scale: float | None, ridge: float, feature_map: FeatureMap, normalize: bool) -> Form[HLA2PrefixState]:
@@ -275,12 +275,12 @@ def _hla2_prefix(scale: float | None, ridge: float, feature_map: FeatureMap, nor
 
 
 def _ahla(scale: float | None, feature_map: FeatureMap, normalize: bool) -> Form[AHLAState]:
-    return Form("ahla", AHLAState, reference.ahla, composed.ahla, 1, scale, feature_map, normalize)
+    return Form("ahla", AHLAState, reference.ahla, composed.ahla, 1, scale, feature_map, normalize, fused=True)
 
 
 def _hla3(scale: float | None, ridge: float, feature_map: FeatureMap, normalize: bool) -> Form[HLA3State]:
     token, fast = partial(reference.hla3, ridge=ridge), partial(composed.hla3, ridge=ridge)
-    return Form("hla3", HLA3State, token, fast, 3, scale, feature_map, normalize)
+    return Form("hla3", HLA3State, token, fast, 3, scale, feature_map, normalize, ridge, fused=True)
 
 
 def _hla3_paper(scale: float | None, feature_map: FeatureMap, normalize: bool) -> Form[HLA3PaperState]:
