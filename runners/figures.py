@@ -1,142 +1,27 @@
-"""What is drawn of a table, as data: points in axes and shaded grids, every seed by itself.
+"""What is drawn of a table: its numbers against a column, against state, over two axes, and while training.
 
 Five seeds that solve a task or fail it are described by no band, so a picture shows one dot for each seed and a mark
-for the mean, hollow where seeds are missing. `page/svg.py` draws these for a browser, `plot.py` with matplotlib; both
-only place what is here. Accuracies are in points.
+for the mean, hollow where seeds are missing. Accuracies are in points.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
 
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
-from mixassay.runners import stats
 from mixassay.runners.axes import Axis, accuracy_axis, bytes_axis, linear_axis, value_axis
-from mixassay.runners.labels import find, named, pairs, short
-from mixassay.runners.report import Entry, Label, Runs, Table, values
-from mixassay.spec import cell_labels
-
-Kind = Literal["metric", "state", "heatmap", "curves"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-class Dot(NamedTuple):
-    """One seed. `dx`, `dy`: how far it is moved aside, as a share of the axes, so that it hides no other."""
-
-    x: float
-    y: float
-    cell: str  # hash of the configuration
-    seed: int
-    dx: float = 0.0
-    dy: float = 0.0
-    where: str = ""  # the evaluation cell and the value there, where the run has several
-
-
-class Mean(NamedTuple):
-    x: float
-    y: float
-    cell: str
-    complete: bool
-    dx: float = 0.0
-
-
-class Curve(NamedTuple):
-    """One run on its way; `ended` says whether its last point is an end and not a divergence or a failure."""
-
-    points: tuple[tuple[float, float], ...]
-    cell: str
-    seed: int
-    ended: bool
-
-
-@dataclass(frozen=True)
-class Series:
-    """A row of the table: the `row`-th, which gives its colour and shape."""
-
-    name: str
-    row: int
-    dots: tuple[Dot, ...] = ()
-    means: tuple[Mean, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    joined: bool = False  # the means, by a line
-
-
-@dataclass(frozen=True)
-class Panel:
-    title: str
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-    front: tuple[tuple[float, float], ...] = ()
-    bars: bool = False  # y has names: means are upright bars
-
-
-@dataclass(frozen=True)
-class Shade:
-    """One place of a heatmap: the mean over the seeds that have a number, of those asked for."""
-
-    moments: stats.Moments | None
-    seeds: int
-    fraction: float  # of the scale, 0 to 1
-    cell: str
-    points: bool
-    where: str
-
-    @property
-    def text(self) -> str:
-        """The mean as it stands in the map."""
-        if self.moments is None:
-            return "–"
-        return f"{self.moments.mean:.1f}" if self.points else f"{self.moments.mean:.2g}"
-
-    @property
-    def count(self) -> str:
-        n = self.moments.n if self.moments else 0
-        return f"n={n}" if n == self.seeds else f"{n}/{self.seeds}"
-
-
-@dataclass(frozen=True)
-class Heatmap:
-    title: str
-    row: int
-    x: str
-    y: str
-    columns: tuple[Any, ...]
-    rows: tuple[Any, ...]  # from the top
-    shades: Mapping[tuple[Any, Any], Shade]  # (column, row) -> what is there
-
-
-@dataclass(frozen=True)
-class Figure:
-    kind: Kind
-    title: str
-    names: tuple[str, ...]  # of the table's rows
-    panels: tuple[Panel | Heatmap, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One configuration, at one of its evaluation cells if it has several."""
-
-    row: Label
-    at: Mapping[str, Any]  # coordinate -> value
-    values: Mapping[int, float]  # seed -> value, in the unit shown
-    runs: Runs
-    where: str = ""  # the evaluation cell, where the configuration has several
-
-    @property
-    def complete(self) -> bool:
-        return len(self.values) == len(self.runs.seeds)
-
-    @property
-    def moments(self) -> stats.Moments | None:
-        return stats.moments(list(self.values.values())) if self.values else None
-
-    def says(self, value: float) -> str:
-        """A seed's value here, where the run's own number is another: a mean over evaluation cells."""
-        return f"{self.where}: {value:.4g}" if self.where else ""
+from mixassay.runners.labels import short
+from mixassay.runners.marks import KINDS, Curve, Dot, Figure, Heatmap, Kind, Mean, Panel, Series, Shade
+from mixassay.runners.observations import (
+    Observation,
+    configurations,
+    coordinates,
+    crossed,
+    facets,
+    numeric_axes,
+    observations,
+    shown,
+)
+from mixassay.runners.report import Table
 
 
 def figure(table: Table, kind: Kind) -> Figure:
@@ -173,78 +58,6 @@ def figures(table: Table) -> list[Figure]:
         except UserError:
             continue
     return found
-
-
-# -- what there is to draw ---------------------------------------------------------------------------------------------
-
-
-def configurations(table: Table) -> Iterator[tuple[Label, Label, Entry]]:
-    """(row, column, entry) of every configuration, its evaluation cells left out."""
-    for (row, column), entry in table.entries.items():
-        if entry.at is None:
-            yield row, column, entry
-
-
-def observations(table: Table) -> list[Observation]:
-    """The table's numbers as finely as they were measured."""
-    found = []
-    for row, _, entry in configurations(table):
-        runs, at = entry.runs, coordinates(table, entry.runs)
-        labels = cell_labels(runs.cell.sections.task)
-        if len(labels) == 1:
-            found.append(Observation(row, at, _shown(table, entry.values), runs))
-            continue
-        for label in labels:
-            # the task's own field of that name says what was trained on, and is another coordinate
-            here = {f"task.{key}" if f"task.{key}" not in at else f"evaluated {key}": v for key, v in label.items()}
-            found.append(
-                Observation(row, here | at, _shown(table, values(runs, table.metric, label)), runs, pairs(label))
-            )
-    return found
-
-
-def coordinates(table: Table, runs: Runs) -> dict[str, Any]:
-    """The values of a configuration's columns. A column that only evaluation cells have is none of them."""
-    config, evaluated = runs.cell.sections.config(), cell_labels(runs.cell.sections.task)
-    return {
-        path: find(config, path)
-        for path in table.column_heads
-        if path in runs.cell.axes or path.removeprefix("task.") not in {key for label in evaluated for key in label}
-    }
-
-
-def _shown(table: Table, found: Mapping[int, float]) -> dict[int, float]:
-    return {seed: value * (100 if table.points else 1) for seed, value in found.items()}
-
-
-def numeric(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def numeric_axes(table: Table, found: Sequence[Observation]) -> list[str]:
-    """Coordinates that are numbers and vary: the report's columns in their order, then what else is evaluated."""
-    names = dict.fromkeys([*table.column_heads, *(name for o in found for name in o.at)])
-    seen = {name: [o.at[name] for o in found if name in o.at] for name in names}
-    return [
-        name for name, there in seen.items() if len(set(map(repr, there))) > 1 and all(map(numeric, there)) and there
-    ]
-
-
-def facets(found: Sequence[Observation], axes: Sequence[str]) -> Iterator[tuple[str, list[Observation]]]:
-    """(title, observations) for each value of the other coordinates. What the axes determine needs no panel."""
-    others = [name for name in dict.fromkeys(name for o in found for name in o.at) if name not in axes]
-    free = []
-    for name in others:
-        there: dict[str, set[str]] = {}
-        for o in found:
-            there.setdefault(repr([o.at.get(axis) for axis in axes]), set()).add(repr(o.at.get(name)))
-        if any(len(seen) > 1 for seen in there.values()):
-            free.append(name)
-    panels: dict[str, list[Observation]] = {}
-    for o in found:
-        title = ", ".join(f"{short(name)}={named(o.at[name])}" for name in free if name in o.at)
-        panels.setdefault(title, []).append(o)
-    yield from panels.items()
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
@@ -329,7 +142,7 @@ def _state(table: Table) -> tuple[list[Panel], list[str]]:
         runs, measured = entry.runs, [record.state_bytes for record in entry.runs.ok if record.state_bytes]
         if entry.values and measured:
             at = {path: value for path, value in coordinates(table, runs).items() if path.startswith("task.")}
-            found.append(Observation(row, at, _shown(table, entry.values), runs))
+            found.append(Observation(row, at, shown(table, entry.values), runs))
             T = max(measured[0], key=int)
             state[runs.cell.cell] = measured[0][T]
             lengths.add(int(T))
@@ -439,16 +252,6 @@ def _heatmaps(table: Table) -> tuple[list[Heatmap], list[str]]:
             )
     better = "dark is better" if not table.points else "pale is 0, dark is 100"
     return maps, [f"Mean over seeds, below it how many seeds have a number of those asked for; {better}."]
-
-
-def crossed(found: Sequence[Observation], axes: Sequence[str]) -> tuple[str, str] | None:
-    """The first two axes of which neither follows from the other."""
-    for i, x in enumerate(axes):
-        for y in axes[i + 1 :]:
-            there = {(o.at[x], o.at[y]) for o in found if x in o.at and y in o.at}
-            if len(there) > max(len({a for a, _ in there}), len({b for _, b in there})):
-                return x, y
-    return None
 
 
 def metric_axis(table: Table, there: Sequence[float]) -> Axis:

@@ -7,7 +7,7 @@ from typing import Any
 from mixassay.errors import UserError
 from mixassay.runners import palette
 from mixassay.runners.axes import Axis
-from mixassay.runners.figures import Figure, Heatmap, Panel, Series
+from mixassay.runners.marks import Figure, Heatmap, Panel, Series
 
 FORMATS = (".svg", ".png", ".pdf")
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}

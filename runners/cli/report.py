@@ -12,7 +12,7 @@ from mixassay.runners import bench_plot, bench_records, bench_report, export, fi
 from mixassay.runners import plot as pictures
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load, texts
-from mixassay.runners.figures import Kind
+from mixassay.runners.marks import Kind
 from mixassay.runners.store import Store
 
 Format = Literal["rich", "md", "latex", "csv", "json"]

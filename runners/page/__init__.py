@@ -12,8 +12,10 @@ from typing import Any
 
 from mixassay.runners import palette, render
 from mixassay.runners.axes import Axis, accuracy_axis, linear_axis
-from mixassay.runners.figures import Figure, Panel, configurations, figures
+from mixassay.runners.figures import figures
 from mixassay.runners.labels import short, spans
+from mixassay.runners.marks import Figure, Panel
+from mixassay.runners.observations import configurations, shown
 from mixassay.runners.page import svg
 from mixassay.runners.page.card import page_data
 from mixassay.runners.report import Entry, Label, Table
@@ -100,7 +102,9 @@ def numbers(table: Table, cells: Mapping[str, int]) -> Iterator[str]:
         yield f'<tr tabindex="0" data-entry="{n}" data-cell="{number}" data-row="{place}" data-text="{escape(text)}">'
         yield f'<td class="name">{svg.sample(place)} {escape(" ".join(row))}</td>'
         yield "".join(f'<td class="name">{escape(value)}</td>' for value in columns)
-        yield from numbers_of(table, entry, column, f"<td>{svg.strip(shown(table, entry), axis, place, number)}</td>")
+        yield from numbers_of(
+            table, entry, column, f"<td>{svg.strip(shown(table, entry.values), axis, place, number)}</td>"
+        )
         yield "".join(f"<td>{escape(fact(record)) if record else '–'}</td>" for fact in told.values())
         yield "</tr>"
     yield f"</tbody></table></div>{notes(grid.caption, ())}"
@@ -135,10 +139,6 @@ def numbers_of(table: Table, entry: Entry, column: Label, strip: str) -> Iterato
 def strip_axis(table: Table) -> Axis:
     there = [value for entry in table.entries.values() for value in entry.values.values()]
     return accuracy_axis("") if table.points else linear_axis("", 0.0, max(there, default=1.0))
-
-
-def shown(table: Table, entry: Entry) -> dict[int, float]:
-    return {seed: value * (100 if table.points else 1) for seed, value in entry.values.items()}
 
 
 def grid_table(grid: render.Grid) -> str:

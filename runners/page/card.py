@@ -6,7 +6,7 @@ from typing import Any
 
 from mixassay.record import RunRecord
 from mixassay.runners import render
-from mixassay.runners.figures import configurations
+from mixassay.runners.observations import configurations
 from mixassay.runners.report import Runs, Table
 from mixassay.spec import plain
 from mixassay.sweep import Cell, Sweep

@@ -8,7 +8,7 @@ from html import escape
 
 from mixassay.runners import palette
 from mixassay.runners.axes import Axis
-from mixassay.runners.figures import Figure, Heatmap, Panel, Series
+from mixassay.runners.marks import Figure, Heatmap, Panel, Series
 
 LETTER = 6.8
 """Width of a letter of tick labels."""

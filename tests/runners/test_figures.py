@@ -10,7 +10,8 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import figures, report
 from mixassay.runners.axes import Axis, bytes_axis, linear_axis, value_axis
-from mixassay.runners.figures import Heatmap, Panel, Series, figure, front
+from mixassay.runners.figures import figure, front
+from mixassay.runners.marks import KINDS, Heatmap, Kind, Panel, Series
 from mixassay.runners.plot import plot
 from mixassay.runners.report import Table
 from mixassay.sweep import Cell, Sweep
@@ -226,8 +227,8 @@ def test_axes_place_values() -> None:
     assert linear_axis("", 0, 0).place(0) < 0.5
 
 
-@pytest.mark.parametrize("kind", figures.KINDS)
-def test_files(kind: figures.Kind, widths: Table, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_files(kind: Kind, widths: Table, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for path in files:
