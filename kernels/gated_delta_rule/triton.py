@@ -447,7 +447,7 @@ def reverse_kernel(
 
 @triton.jit
 def _read(
-    xs,  # first columns of x, y and S, loaded early
+    xs,  # x, y and S, loaded already if they are one block wide
     ys,
     ST,
     x,
@@ -461,20 +461,23 @@ def _read(
     H,
     K: tl.constexpr,
     V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
     BV: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
     """x S^T [C, BK] and x y^T [C, C] for rows x and y of a chunk and a state S."""
-    xS = tl.dot(xs, ST, input_precision=PREC, out_dtype=ACC)
-    xy = tl.dot(xs, tl.trans(ys), input_precision=PREC, out_dtype=ACC)
-    for start in tl.static_range(BV, V, BV):
-        vv = start + tl.arange(0, BV)
-        keep = (vv < V)[:, None] & (kk < K)[None, :]
-        xs = load_rows(x + at_value, i, live, vv, H * V, V, BV).to(DOT)
-        ys = load_rows(y + at_value, i, live, vv, H * V, V, BV).to(DOT)
-        ST = tl.load(states + at_state + vv[:, None] * K + kk[None, :], mask=keep, other=0.0)
+    xS = tl.zeros([C, BK], dtype=ACC)
+    xy = tl.zeros([C, C], dtype=ACC)
+    for start in tl.static_range(0, V, BV):
+        if V > BV:
+            vv = start + tl.arange(0, BV)
+            keep = (vv < V)[:, None] & (kk < K)[None, :]
+            xs = load_rows(x + at_value, i, live, vv, H * V, V, BV).to(DOT)
+            ys = load_rows(y + at_value, i, live, vv, H * V, V, BV).to(DOT)
+            ST = tl.load(states + at_state + vv[:, None] * K + kk[None, :], mask=keep, other=0.0)
         xS = tl.dot(xs, ST, acc=xS, input_precision=PREC, out_dtype=ACC)
         xy = tl.dot(xs, tl.trans(ys), acc=xy, input_precision=PREC, out_dtype=ACC)
     return xS, xy
@@ -520,7 +523,7 @@ def gradients_kernel(
 ):
     """Gradients of one chunk, BK of the key columns; everything is linear in these columns but dv.
 
-    What is loaded is loaded first, at once: a program waits for memory one time if BV covers V.
+    If BV covers V, all is loaded first: a program waits for memory once.
     """
     KEYS: tl.constexpr = (K + BK - 1) // BK
     index = tl.program_id(0)
@@ -545,8 +548,8 @@ def gradients_kernel(
         if DECAY:
             raw = tl.load(g + (first + i) * H + h, mask=i < live, other=0.0)
         zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
-        # The values of no row, but for one key block: v and dv have no key columns.
-        vs = load_rows(v + at_value, i, tl.where(kb == 0, live, 0), vv, H * V, V, BV).to(ACC)
+        owned = tl.where(kb == 0, live, 0)  # one key block owns dv and z . v, which have no key columns
+        vs = load_rows(v + at_value, i, owned, vv, H * V, V, BV)
         dos = load_rows(do + at_value, i, live, vv, H * V, V, BV).to(DOT)
         us = load_rows(u + at_value, i, live, vv, H * V, V, BV)
         ST = tl.load(states + at_block, mask=keep, other=0.0)
@@ -558,48 +561,50 @@ def gradients_kernel(
         upper = i[:, None] <= i[None, :]
         off = i[:, None] != i[None, :]
 
-        db = tl.sum(zs.to(ACC) * vs, 1)
-        if kb == 0:
-            store_rows(dv + at_value, zs.to(ACC) * b[:, None], i, live, vv, H * V, V, BV)
-        inner = tl.sum(ST.to(ACC) * dST.to(ACC)) if DECAY else 0.0  # <S, dS>
-        for start in tl.static_range(BV, V, BV):
-            ww = start + tl.arange(0, BV)
-            zw = load_rows(z + at_value, i, live, ww, H * V, V, BV).to(ACC)
-            if kb == 0:
-                vw = load_rows(v + at_value, i, live, ww, H * V, V, BV).to(ACC)
-                db += tl.sum(zw * vw, 1)
-                store_rows(dv + at_value, zw * b[:, None], i, live, ww, H * V, V, BV)
+        db = tl.zeros([C], dtype=ACC)
+        inner = tl.zeros([], dtype=ACC)  # <S, dS>
+        for start in tl.static_range(0, V, BV):
+            if V > BV:
+                vv = start + tl.arange(0, BV)
+                at_block = at_state + vv[:, None] * K + kk[None, :]
+                keep = (vv < V)[:, None] & (kk < K)[None, :]
+                zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
+                vs = load_rows(v + at_value, i, owned, vv, H * V, V, BV)
+                ST = tl.load(states + at_block, mask=keep, other=0.0)
+                dST = tl.load(dstates + at_block, mask=keep, other=0.0)
+            db += tl.sum(zs.to(ACC) * vs.to(ACC), 1)
+            store_rows(dv + at_value, zs.to(ACC) * b[:, None], i, owned, vv, H * V, V, BV)
             if DECAY:
-                at_more = at_state + ww[:, None] * K + kk[None, :]
-                more = (ww < V)[:, None] & (kk < K)[None, :]
-                S = tl.load(states + at_more, mask=more, other=0.0).to(ACC)
-                inner += tl.sum(S * tl.load(dstates + at_more, mask=more, other=0.0).to(ACC))
+                inner += tl.sum(ST.to(ACC) * dST.to(ACC))
 
-        E, A = _read(zs, us, ST, z, u, states, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
+        E, A = _read(zs, us, ST, z, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
         A = tl.where(lower & off, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
         E = -tl.dot(A, ks, acc=E * since[:, None], input_precision=PREC, out_dtype=ACC)
         kE = tl.sum(ks.to(ACC) * E, 1)
         tl.store(dbeta + at_scalar, db + kE, mask=i < live)
 
-        dqs, A = _read(dos, us, ST, do, u, states, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
+        dqs, A = _read(dos, us, ST, do, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
         A = tl.where(lower, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
         dqs = tl.dot(A, ks, acc=dqs * since[:, None], input_precision=PREC, out_dtype=ACC) * scale
         store_rows(dq + at_out, dqs, i, live, kk, H * K, K, BK)
         dG = tl.sum(qs.to(ACC) * dqs, 1)
 
-        dks, A = _read(us, dos, dST, u, do, dstates, at_value, at_state, i, live, kk, H, K, V, BV, DOT, ACC, PREC)
+        dks, A = _read(
+            us, dos, dST, u, do, dstates, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC
+        )
         dks *= weight(total - Gs, ACC)[:, None]
         end = tl.sum(ks.to(ACC) * dks)
         dks += b[:, None] * E
         A = tl.where(upper, A * scale * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
         dks = tl.dot(A, qs, acc=dks, input_precision=PREC, out_dtype=ACC)
 
-        A = tl.dot(us, tl.trans(zs), input_precision=PREC, out_dtype=ACC)
-        for start in tl.static_range(BV, V, BV):
-            ww = start + tl.arange(0, BV)
-            uw = load_rows(u + at_value, i, live, ww, H * V, V, BV)
-            zw = load_rows(z + at_value, i, live, ww, H * V, V, BV)
-            A = tl.dot(uw, tl.trans(zw), acc=A, input_precision=PREC, out_dtype=ACC)
+        A = tl.zeros([C, C], dtype=ACC)
+        for start in tl.static_range(0, V, BV):
+            if V > BV:
+                vv = start + tl.arange(0, BV)
+                us = load_rows(u + at_value, i, live, vv, H * V, V, BV)
+                zs = load_rows(z + at_value, i, live, vv, H * V, V, BV)
+            A = tl.dot(us, tl.trans(zs), acc=A, input_precision=PREC, out_dtype=ACC)
         A = tl.where(upper & off, A * -b[None, :] * weight(Gs[None, :] - Gs[:, None], ACC), 0.0).to(DOT)
         dks = tl.dot(A, ks, acc=dks, input_precision=PREC, out_dtype=ACC)
         store_rows(dk + at_out, dks, i, live, kk, H * K, K, BK)
@@ -620,7 +625,7 @@ class Plan(NamedTuple):
     """How a call is spread over the machine. It changes speed and rounding, nothing else."""
 
     C: int  # tokens in a chunk
-    BV: int  # value columns that a walker holds
+    BV: int  # value columns that a walker holds, or `gradients` at a time
     BK: int  # key columns in a program of `gradients`
     programs: int  # cut sequences until there are about as many walkers
     solve: Launch

@@ -31,6 +31,7 @@ TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.int64: "*i64",
     torch.bool: "*i1",
 }

@@ -52,6 +52,32 @@ TABLES = {
         "join_kernel": Limit(40),
         "gradients_kernel": Limit(304),
     },
+    ("log_linear_attention", 64): {
+        "decay_kernel": Limit(products=None),
+        "leaf_kernel": Limit(),
+        "up_kernel": Limit(products=None),
+        "output_kernel": Limit(),
+        "far_kernel": Limit(),
+        "parts_kernel": Limit(products=None),
+        "down_kernel": Limit(products=None),
+        "near_kernel": Limit(),
+        "keys_kernel": Limit(112),
+        "queries_kernel": Limit(64),
+        "gate_kernel": Limit(products=None),
+    },
+    ("log_linear_attention", 128): {
+        "decay_kernel": Limit(products=None),
+        "leaf_kernel": Limit(),
+        "up_kernel": Limit(products=None),
+        "output_kernel": Limit(),
+        "far_kernel": Limit(),
+        "parts_kernel": Limit(products=None),
+        "down_kernel": Limit(products=None),
+        "near_kernel": Limit(),
+        "keys_kernel": Limit(8),
+        "queries_kernel": Limit(104),
+        "gate_kernel": Limit(products=None),
+    },
 }
 
 
