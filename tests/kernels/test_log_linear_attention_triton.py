@@ -46,11 +46,11 @@ class Case:
 def cases() -> list[Case]:
     found = []
     for n, T in enumerate(LENGTHS):
-        gate, heads, dims = GATES[n % 6], HEADS[n % 4 if T <= 17 else n % 2], DIMS[(n + n // 7) % 4]
+        gate, heads, dims = GATES[n % 6], HEADS[n % 4 if T <= 17 else 1 + n % 2], DIMS[(n + n // 7) % 4]
         found.append(Case(T, heads, dims, gate, LEVELS[n % 5], 16 if n == 4 else 64))
     # 38 chunks: nodes seen by more chunks than one program sums over, and two launches for the tree's upper part
     found += [Case(600, (1, 1), (4, 4), "mixed", 11), Case(513, (1, 1), (4, 4), "none", 6)]
-    for gate, T, ends in (("mixed", 90, (0, 1, 34, 34, 70, 90)), ("weak", 500, (0, 5, 290, 307, 500))):
+    for gate, T, ends in (("mixed", 90, (0, 1, 34, 34, 70, 90)), ("weak", 305, (0, 5, 290, 305))):
         found.append(Case(T, (1, 1), (4, 4), gate, 8, cu_seqlens=ends))
     return found
 
@@ -167,8 +167,7 @@ def leaves(T: int, members: int | None = None) -> list[Tensor]:
 
 
 def test_opcheck(small_chunks):
-    for T in (10, 36):
-        torch.library.opcheck(registered.forward, (*leaves(T), None, 0.3))
+    torch.library.opcheck(registered.forward, (*leaves(36), None, 0.3))
     packed = torch.tensor([0, 20, 20, 36], device=DEVICE)
     torch.library.opcheck(registered.forward, (*leaves(36)[:4], None, packed, 0.3), test_utils="test_faketensor")
 
