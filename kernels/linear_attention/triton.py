@@ -280,7 +280,7 @@ def decay_kernel(
     first, live, slot = segment_of(segment, table, T, length, P, PACKED)
     i = tl.arange(0, BLOCK)
     pairs = tl.zeros([BLOCK], dtype=ACC)
-    if HAS_STATE & (live > 0):
+    if HAS_STATE and live > 0:
         for start in range(0, SIZE, BLOCK):
             at = (slot * H + h) * SIZE + start + i
             keep = start + i < SIZE
