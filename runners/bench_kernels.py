@@ -63,6 +63,7 @@ class Entry:
     short: Errors | Failure
     timed: Errors | Failure
     times: list[float] | Failure = field(default_factory=list)
+    launch_ms: float | None = None  # of the CPU
     peak_bytes: int | None = None
 
     def failure(self) -> Failure | None:
@@ -96,6 +97,7 @@ class Entry:
             "tokens_per_s": 1e3 * tokens / times["ms"],
             "floor_ms": floor_ms,
             "fraction_of_floor": floor_ms / times["ms"] if floor_ms else None,
+            "launch_ms": self.launch_ms,
             "peak_bytes": self.peak_bytes,
         }
 
@@ -176,8 +178,9 @@ def at(
     for e, times in clock.compare(runs).items():
         e.times = times
         if not isinstance(times, Failure):
-            peak = attempt(partial(clock.peak_bytes, runs[e]))
-            e.peak_bytes = None if isinstance(peak, Failure) else peak
+            launch, peak = (attempt(partial(measure, runs[e])) for measure in (clock.launch_ms, clock.peak_bytes))
+            e.launch_ms = None if isinstance(launch, Failure) else launch
+            e.peak_bytes = None if isinstance(peak, Failure) else int(peak) if peak is not None else None
     floor = floor_ms(op, shape, many.inputs, rates) if rates else {}
     for c in candidates:
         yield {

@@ -104,6 +104,11 @@ def _notes(group: Sequence[Record], which: str, absent: Sequence[tuple[str, str]
         )
     if any(record[which].get("peak_bytes") is not None for record in group):
         yield "Below: peak memory beyond the inputs."
+    slow = [r for r in group if (r[which].get("launch_ms") or 0) > r[which].get("ms", 0)]
+    if slow:
+        launch = {f"{r['op']}, {r['implementation']}": number(r[which]["launch_ms"]) for r in slow}
+        said = "; ".join(f"{name} {ms}" for name, ms in launch.items())
+        yield f"The device's time. The CPU launches these more slowly, unless a CUDA graph does it, in ms: {said}."
     worst: dict[str, float] = {}
     for record in group:
         for errors in filter(None, record[which]["errors"].values()):

@@ -1,8 +1,9 @@
 """How long a piece of work takes, and how much memory it needs, on a CPU or a CUDA device.
 
 Of kernels on CUDA, what the device takes: its own events around each run, after the L2 cache was overwritten, so that
-no run finds its inputs there; that also keeps the device busy while the CPU launches the run. Of anything else, what
-a caller waits: `time.perf_counter`, launching included, until the device is done.
+no run finds its inputs there. The device is held until the CPU has launched the whole run, else short kernels would be
+timed by their launches; what the CPU takes is measured beside it. Of anything else, what a caller waits:
+`time.perf_counter`, launching included, until the device is done.
 """
 
 import statistics
@@ -16,7 +17,9 @@ from mixassay.errors import UserError
 from mixassay.runners.floors import Rates
 
 ROUNDS = 3
-FLUSH_BYTES = 2**30  # a write that takes a quarter of a millisecond, far beyond any L2
+FLUSH_BYTES = 2**30  # far beyond any L2
+LONGEST_HOLD = 0.05  # seconds: a run that takes longer to launch is timed by its launches
+CYCLES = 2e9  # of a GPU in a second, hardly more
 K = TypeVar("K")
 T = TypeVar("T")
 Run = Callable[[], Any]
@@ -53,6 +56,7 @@ class Clock:
         self.device, self.budget, self.cuda = device, budget, device.type == "cuda"
         by_events = self.cuda and not launches
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if by_events else None
+        self._hold = 1e-3  # seconds
 
     def compare(self, runs: Mapping[K, Run]) -> dict[K, list[float] | Failure]:
         """Milliseconds of each run, several times each. They take turns, so that a busy machine hurts all alike."""
@@ -74,15 +78,42 @@ class Clock:
     def samples(self, run: Run, n: int) -> list[float]:
         if self._flush is None:
             return [1e3 * self._seconds(run) for _ in range(n)]
+        while True:
+            times, launch = self._by_events(run, n)
+            if launch <= self._hold or self._hold == LONGEST_HOLD:
+                return times
+            self._hold = min(LONGEST_HOLD, 2 * launch)
+
+    def _by_events(self, run: Run, n: int) -> tuple[list[float], float]:
+        """Milliseconds of the device, and the most seconds that the CPU took for a run."""
+        assert self._flush is not None
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]  # type: ignore[no-untyped-call]
+        launches = []
         with torch.cuda.device(self.device):
             for start, end in events:
+                torch.cuda.synchronize()
                 self._flush.zero_()
+                torch.cuda._sleep(int(self._hold * CYCLES))  # type: ignore[no-untyped-call]
+                begun = time.perf_counter()
                 start.record()
                 run()
                 end.record()
+                launches.append(time.perf_counter() - begun)
             torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events]
+        return [start.elapsed_time(end) for start, end in events], max(launches)
+
+    def launch_ms(self, run: Run) -> float | None:
+        """What the CPU takes to launch a run, the median of five; None on a CPU, where launching is running."""
+        if not self.cuda:
+            return None
+        taken = []
+        for _ in range(5):
+            torch.cuda.synchronize(self.device)
+            start = time.perf_counter()
+            run()
+            taken.append(1e3 * (time.perf_counter() - start))
+        torch.cuda.synchronize(self.device)
+        return statistics.median(taken)
 
     def _seconds(self, run: Run) -> float:
         if self.cuda:

@@ -1,6 +1,7 @@
 """The benchmark of the operators: what was not found right is not timed, what was measured is kept, peers may fail."""
 
 import importlib
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -275,9 +276,10 @@ def test_fla_is_called_as_its_signatures_want_and_its_refusal_is_lifted(monkeypa
     assert sys.modules["fla.ops.common.chunk_o"].TRITON_ABOVE_3_7_1
 
 
-def test_on_cuda_the_cache_is_overwritten_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_the_cache_is_overwritten_and_the_device_held_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins for the device: what is done, in which order, and that events are read after the last run."""
     done: list[str] = []
+    held: list[int] = []
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -299,8 +301,18 @@ def test_on_cuda_the_cache_is_overwritten_before_each_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: done.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: held.append(cycles) or done.append("hold"))
+    monkeypatch.setattr(clock, "_hold", 1.0)
+    once = ["synchronize", "flush", "hold", "event", "run", "event"]
     assert clock.samples(lambda: done.append("run"), 2) == [2.0, 2.0]
-    assert done == ["flush", "event", "run", "event"] * 2 + ["synchronize"]
+    assert done == once * 2 + ["synchronize"]
+
+    slow = itertools.count(step=0.004)  # seconds that pass between two looks at the clock
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(slow))
+    monkeypatch.setattr(clock, "_hold", 0.001)
+    held.clear()
+    clock.samples(lambda: None, 1)
+    assert held == [0.001 * timing.CYCLES, 0.008 * timing.CYCLES]  # what was launched too late is timed again
 
 
 def test_what_a_caller_waits_ends_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
