@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
-from scipy import special
+from scipy import special  # type: ignore[import-untyped]
 
 from mixassay.runners import evidence
-from mixassay.runners.evidence import ALPHA, Evidence, Floats
+from mixassay.runners.evidence import ALPHA, Bools, Evidence, Floats
 from mixassay.settings import Compare
 
 N, ITEMS = 5, 24_000
@@ -27,27 +26,29 @@ MARGIN = Compare().margin
 RHOS = (0.0, 0.7, 0.99)
 POINT = 0.01
 
-Bools = NDArray[np.bool_]
 Quantile = Callable[[Floats], Floats]
 """An accuracy from a uniform number."""
 
 
 def normal(mean: float, sd: float) -> Quantile:
-    return lambda u: mean + sd * special.ndtri(u)
+    def accuracy(u: Floats) -> Floats:
+        return np.asarray(mean + sd * special.ndtri(u), dtype=np.float64)
+
+    return accuracy
 
 
 def near_one(u: Floats) -> Floats:
-    return 1 + 0.5 * POINT * np.log(u)
+    return np.asarray(1 + 0.5 * POINT * np.log(u))
 
 
 def solve_or_fail(rate: float) -> Quantile:
     """Of those that solve, 99.5 with a deviation of 0.2; of the others, 40 with one of 5."""
 
     def accuracy(u: Floats) -> Floats:
-        inner = np.where(u < 1 - rate, u / (1 - rate + 1e-12), (u - (1 - rate)) / (rate + 1e-12)).clip(1e-9, 1 - 1e-9)
-        return np.where(
-            u < 1 - rate, 0.4 + 5 * POINT * special.ndtri(inner), 0.995 + 0.2 * POINT * special.ndtri(inner)
-        )
+        solves = u >= 1 - rate
+        rest = np.where(solves, (u - 1 + rate) / max(rate, 1e-12), u / max(1 - rate, 1e-12))  # uniform again
+        z = special.ndtri(rest.clip(1e-9, 1 - 1e-9))
+        return np.asarray(np.where(solves, 0.995 + 0.2 * POINT * z, 0.4 + 5 * POINT * z), dtype=np.float64)
 
     return accuracy
 

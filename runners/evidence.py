@@ -9,7 +9,7 @@ smaller p is the price of looking twice:
 A variance is never taken for less than what counting hits among n scored items leaves, q (1 - q) / n with
 q = (hits + 1/2) / (n + 1): five seeds at 100 % are an ordinary case, not a division by zero.
 
-Only these functions are decided upon, by `diff.py` and by the simulation that measures their errors (`diff_power.py`).
+`diff.py` decides by these functions, and so does the simulation that measures their errors (`diff_power.py`).
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # of scipy, since scipy.stats takes a second to import; the tests hold the two together
+from scipy import special  # type: ignore[import-untyped]  # scipy.stats, its user, takes a second to import
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 ALPHA = 0.05
 POWER = 0.8
@@ -47,9 +48,9 @@ class Lens:
         """The normal deviate that is as improbable as t: what can be added up over cells."""
         return _floats(np.sign(self.t) * -special.ndtri(special.stdtr(self.df, -np.abs(self.t))))
 
-    def within(self, margin: float, alpha: float) -> NDArray[np.bool_]:
+    def within(self, margin: float, alpha: float) -> Bools:
         """Two one-sided tests at `alpha`: whether the 1 - 2 alpha interval of d lies inside (-margin, margin)."""
-        return np.abs(self.d) + special.stdtrit(self.df, 1 - alpha) * self.se < margin
+        return np.asarray(np.abs(self.d) + special.stdtrit(self.df, 1 - alpha) * self.se < margin)
 
     def smallest(self, alpha: float) -> Floats:
         """The change of which a two-sided test at `alpha` sees four in five."""
@@ -71,10 +72,10 @@ class Evidence:
     def p(self) -> Floats:
         return twice_the_least([lens.p for lens in self.lenses])
 
-    def equivalent(self, margin: float) -> NDArray[np.bool_]:
+    def equivalent(self, margin: float) -> Bools:
         """Whether either lens, at its share of alpha, bounds the change by the margin."""
         within = [lens.within(margin, ALPHA / len(self.lenses)) for lens in self.lenses]
-        return np.logical_or.reduce(within)
+        return np.asarray(np.logical_or.reduce(within))
 
     @property
     def smallest(self) -> Floats:
@@ -124,7 +125,7 @@ def together(z: list[Floats], d: Floats) -> tuple[Floats, Floats]:
     return _floats(median), twice_the_least([_floats(np.minimum(1, 2 * special.ndtr(-each))) for each in sums])
 
 
-def is_change(p: Floats, d: Floats, margin: float) -> NDArray[np.bool_]:
+def is_change(p: Floats, d: Floats, margin: float) -> Bools:
     """Improbable by chance and large enough to matter."""
     return (p <= ALPHA) & (np.abs(d) >= margin)
 
