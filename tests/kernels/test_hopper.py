@@ -61,8 +61,7 @@ TABLES = {
         "parts_kernel": Limit(products=None),
         "down_kernel": Limit(products=None),
         "near_kernel": Limit(),
-        "keys_kernel": Limit(112),
-        "queries_kernel": Limit(64),
+        "backward_kernel": Limit(8),
         "gate_kernel": Limit(products=None),
     },
     ("log_linear_attention", 128): {
@@ -74,8 +73,7 @@ TABLES = {
         "parts_kernel": Limit(products=None),
         "down_kernel": Limit(products=None),
         "near_kernel": Limit(),
-        "keys_kernel": Limit(8),
-        "queries_kernel": Limit(104),
+        "backward_kernel": Limit(296),
         "gate_kernel": Limit(products=None),
     },
 }
