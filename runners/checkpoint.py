@@ -4,6 +4,7 @@
 pair or the new one, whenever the writer dies.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,9 +19,7 @@ def save(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     """`state` is JSON data (floats survive exactly); tensors are written as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{state['step']}.safetensors"
-    partial = folder / (name + ".partial")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
-    os.replace(partial, folder / name)
+    write(folder / name, tensors)
     partial = folder / "state.json.partial"
     with open(partial, "w") as file:
         json.dump(state | {"tensors": name}, file)
@@ -30,6 +29,19 @@ def save(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     for old in folder.glob("step-*"):
         if old.name != name:
             old.unlink()
+
+
+def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file that is there whole, on the disk, or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, metadata)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:

@@ -86,6 +86,7 @@ class Session:
             "files": [str(path) for path in self.recorder.plugins],
             "kinds": [[spec.config(), self.recorder.source(spec)] for spec in self.recorder.kinds.values()],
             "every": self.sweep.run.checkpoint_every,
+            "keep_weights": self.sweep.run.keep_weights,
         }
         tracebacks = self.options.fail_fast
         with Display(self.plan, self.costs, console, self.settings.slots, self.options.as_json, tracebacks) as display:

@@ -55,6 +55,11 @@ class Stack:
             self.models = [self.models[i] for i in rows]
         self._bind()
 
+    def weights(self, row: int) -> dict[str, Tensor]:
+        """One model's parameters and buffers, by their names in the model."""
+        named = self._named([view[row] for view in self._views()])
+        return named | {name: b[row] for name, b in self.buffers.items()}
+
     def weights_digest(self, row: int) -> str:
         data = self.params[row].cpu().contiguous().view(torch.uint8).numpy()
         return "sha256:" + hashlib.sha256(data.tobytes()).hexdigest()

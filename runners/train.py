@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mixassay.runners import checkpoint as disk
-from mixassay.runners.training import Outcome, Training
+from mixassay.runners.training import Keep, Outcome, Training
 from mixassay.spec import RunSpec
 
 __all__ = ["Interrupted", "Outcome", "run"]
@@ -24,15 +24,17 @@ def run(
     checkpoint_every: float = 30.0,
     emit: Callable[[dict[str, Any]], None] = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
+    keep: Keep | None = None,
 ) -> Iterator[Outcome]:
     """Trains `stack` (all of one `.stack`) and yields each member's outcome when it has finished.
 
     With `checkpoint` (a folder) the state is kept there every `checkpoint_every` seconds, before outcomes are
     yielded, and when `should_stop()` says so, which raises `Interrupted`. A folder that holds a state of exactly
     these members is continued, outcomes already yielded are yielded again, and it is removed at the end. `emit`
-    gets progress events a few times a second.
+    gets progress events a few times a second. `keep` gets a member's weights by name, before its outcome is yielded
+    and before a checkpoint without it is written.
     """
-    training = Training(stack, device)
+    training = Training(stack, device, keep)
     if checkpoint is not None:
         training.resume(checkpoint)
     yield from training.finished

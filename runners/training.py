@@ -7,7 +7,7 @@ go on. Randomness comes from counters alone, so a stack continues from a checkpo
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,8 @@ from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 50
 """Steps between looks at which members have diverged: each look waits for the device."""
+
+Keep = Callable[[RunSpec, dict[str, Tensor]], None]
 
 DROPOUT = draws.stream("dropout")
 
@@ -75,10 +77,10 @@ class Member:
 
 
 class Training:
-    """The state of a stack between two steps."""
+    """The state of a stack between two steps. `keep` is given each member's weights when it has finished."""
 
-    def __init__(self, specs: Sequence[RunSpec], device: str) -> None:
-        self.specs, self.device = list(specs), device
+    def __init__(self, specs: Sequence[RunSpec], device: str, keep: Keep | None = None) -> None:
+        self.specs, self.device, self.keep = list(specs), device, keep
         self.spec, self.train = specs[0], specs[0].train
         assert all(spec.stack == self.spec.stack for spec in specs), "members of a stack must be alike"
         for _, message in problems(self.spec):
@@ -207,6 +209,9 @@ class Training:
             )
             for i, end in sorted(ends.items())
         ]
+        if self.keep is not None:
+            for i in ends:
+                self.keep(self.members[i].spec, self.stack.weights(i))
         self.finished += done
         stay = [i for i in range(len(self.members)) if i not in ends]
         self.members = [self.members[i] for i in stay]

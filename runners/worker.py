@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mixassay.errors import UserError
 from mixassay.record import SETTLED, RunRecord
@@ -28,6 +28,9 @@ from mixassay.runners.locks import hold
 from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
 from mixassay.spec import RunSpec, Sections
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Say = Callable[..., None]
 Messages = queue.Queue[dict[str, Any] | None]
@@ -128,14 +131,16 @@ class Worker:
         check(Sweep.load(path, overrides))
         self.say("checked")
 
-    def prepare(self, results: str, plugins: list[str], files: list[str], kinds: list[Any], every: float) -> None:
+    def prepare(
+        self, results: str, plugins: list[str], files: list[str], kinds: list[Any], every: float, keep_weights: bool
+    ) -> None:
         """Import what the sweep trains, then make sure that it is what the main process hashed."""
         from mixassay import plugins as plug_ins
         from mixassay.mixers import mixer
         from mixassay.tasks import task
 
         plug_ins.load(plugins)
-        self.store, self.every = Store(results), every
+        self.store, self.every, self.keep_weights = Store(results), every, keep_weights
         self.recorder = Recorder(self.name, threads=self.threads, plugins=map(Path, files))
         for sections, source in kinds:
             spec = Sections.model_validate_json(json.dumps(sections))
@@ -180,6 +185,7 @@ class Worker:
                 checkpoint_every=self.every,
                 emit=lambda event: self.say(**event, job=task.id),
                 should_stop=self.stopping.is_set,
+                keep=self.keep if self.keep_weights else None,
             )
             for outcome in outcomes if stack else ():
                 record = self.recorder.outcome(outcome, attempt=attempts.get(self.recorder.key(outcome.spec), 1))
@@ -211,6 +217,11 @@ class Worker:
         shutil.rmtree(task.folder, ignore_errors=True)
         self.say("finished", job=task.id)
         return True
+
+    def keep(self, spec: RunSpec, tensors: "dict[str, Tensor]") -> None:
+        from mixassay.runners import weights
+
+        weights.save(self.store.root, spec, self.recorder.key(spec), self.recorder.source(spec), tensors)
 
     def tell(self, task: Task, record: RunRecord) -> None:
         task.done.add(record.key)

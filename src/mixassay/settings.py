@@ -48,7 +48,8 @@ class Run(Spec):
     stack: Auto = "auto"  # models in one stack, at most
     checkpoint_every: Seconds = 60.0
     timeout: Seconds | None = None  # of one stack
-    retries: Count = 1
+    retries: Count = 1  # of a stack whose worker died
+    keep_weights: bool = False  # of every run, for mixassay.load
 
 
 class Selection(Spec):
