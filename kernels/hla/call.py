@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from mixassay.kernels import resolve
 from mixassay.kernels.common.feature_maps import EPS, FEATURE_MAPS, NON_NEGATIVE, FeatureMap
 from mixassay.kernels.common.precision import accumulator, no_autocast
-from mixassay.kernels.common.registered import against_triton
+from mixassay.kernels.common.registered import against_triton, operand_dtype
 from mixassay.kernels.common.sequences import check_packed, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.hla.composed import Composed
@@ -37,10 +37,16 @@ class Form(Generic[State]):
     feature_map: FeatureMap
     normalize: bool
     ridge: float = 0.0
-    fused: bool = False  # kernels of its own serve heads of up to WIDEST channels, without a ratio
+    fused: bool = False  # it has kernels of its own
+
+    def is_fused(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether those serve a call. They were made for bfloat16; float64 is for tests in Triton's interpreter."""
+        narrow = max(q.shape[-1], v.shape[-1]) <= FUSED_WIDTH
+        made_for = operand_dtype(q, k, v) in (torch.bfloat16, torch.float64)
+        return self.fused and not self.normalize and narrow and made_for
 
 
-WIDEST = 128
+FUSED_WIDTH = 128
 
 
 def whole(
@@ -85,7 +91,7 @@ def whole(
             rows = axes.size["B" if cu_seqlens is None else "N"]
             start = initial_state or empty(form.state, x.v, **axes.size | {"B": rows})
             o, final = _recurrence(form, x, scale, start, cu_seqlens)
-        elif chosen == "triton" and form.fused and not form.normalize and max(q.shape[-1], v.shape[-1]) <= WIDEST:
+        elif chosen == "triton" and form.is_fused(q, k, v):
             from mixassay.kernels.hla import registered  # the package triton may not be there
 
             o, final = registered.hla(form.state, x, scale, form.ridge, initial_state, cu_seqlens, output_final_state)

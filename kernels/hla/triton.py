@@ -285,20 +285,16 @@ class Plan(NamedTuple):
 
     programs: int  # cut sequences until there are about as many programs
     border: Launch
-    one: Launch  # walks of one pair, which hold one state
-    sums: Launch  # walks of more
-    states: int  # as many as fit into registers: two terms with more take two walks, the second adding to the first
+    walks: tuple[Launch, ...]  # that hold one state, two, ...; terms with more than that take two walks
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(528, border=Launch(64, 128, 4, 3), one=Launch(64, 64, 4, 2), sums=Launch(64, 64, 4, 1), states=2)
-    if dtype == torch.bfloat16:
-        return Plan(264, border=Launch(128, 64, 4, 3), one=Launch(64, 64, 4, 3), sums=Launch(64, 64, 4, 2), states=3)
-    exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose chunks want more rows
-    other = Launch(16, 64, 8, 1) if exact else Launch(32, 64, 4, 1)
-    return Plan(264, border=other, one=other, sums=other, states=3)
+    if dtype != torch.bfloat16:  # in Triton's interpreter
+        return Plan(264, Launch(16, 64, 4, 1), (Launch(16, 64, 4, 1),) * 3)
+    if max(K, V) > 64:
+        return Plan(528, Launch(64, 128, 4, 3), (Launch(64, 64, 4, 2), Launch(64, 64, 4, 1)))
+    return Plan(264, Launch(128, 64, 4, 3), (Launch(64, 64, 4, 3), Launch(64, 64, 4, 2), Launch(64, 64, 4, 1)))
 
 
 class Pair(NamedTuple):
@@ -367,7 +363,7 @@ def forward(
 ) -> tuple[Tensor, States, Kept]:
     """o, the final states if asked for, and what the backward needs. `metric`: there is a kappa; `values`: a nu."""
     call = _Call(q, k, v, inner, outer, scale, cu_seqlens, how, length)
-    q, k, v, first = call.q, call.k, call.v, call.repeated(initial)
+    q, k, v, first = call.q, call.k, call.v, call.per_head(initial)
     kappa, S, lastS = call.along(k, k, call.inner, first.S, output_final_state) if metric else (None, None, None)
     if kappa is not None and ridge:
         kappa.add_(q, alpha=scale * ridge)
@@ -397,7 +393,7 @@ def backward(
     """Gradients of q, k, v, the decays and the initial states; `kept` as returned by `forward` with the same plan."""
     call = _Call(q, k, v, inner, outer, scale, cu_seqlens, how, length)
     q, k, v, do, g = call.q, call.k, call.v, do.to(q.dtype).contiguous(), call.inner
-    first, last = call.repeated(initial), call.repeated(dfinal, once=True)
+    first, last = call.per_head(initial), call.per_head(dfinal, once=True)
     (kappa, nu, states), dkappa, S, P = kept, None, None, None
     a, b = k if kappa is None else kappa, v if nu is None else nu
 
@@ -419,7 +415,9 @@ def backward(
         to_k.append(Pair(v, db, P.dend, turned=True))
         to_q.append(Pair(db, v, P.start, turned=True))
     last_q = Term([Pair(do, b, F.start, turned=True)], a, call.outer, part=True)
-    dk, (_, wrote_S) = call.walk([Term(to_k, q, g), last_k], k, reverse=True, w=k, final=S and S.unwritten)
+    dk, (_, wrote_S) = call.walk(
+        [Term(to_k, q, g), last_k], k, reverse=True, w=k, final=None if S is None else S.unwritten
+    )
     dq, (read, read_F) = call.walk([Term(to_q, k, g, part=True), last_q], q, w=q)
     if dkappa is not None and ridge:
         dq.add_(dkappa, alpha=scale * ridge)
@@ -458,22 +456,28 @@ class _Call:
         self.how = how or plan(q.dtype, K, V)
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.inner = None if inner is None else self.per_head(inner.to(self.acc), 2)
-        self.outer = None if outer is None else outer.to(self.acc).contiguous()
-        blocks = triton.cdiv(max(K, V), self.how.one.columns)
+        self.inner = self.wide(inner if inner is None or self.R == 1 else inner.repeat_interleave(self.R, 2))
+        self.outer = self.wide(outer)
+        blocks = triton.cdiv(max(K, V), self.how.walks[0].columns)
         self.cut = Cut.of(self.B, self.T, cu_seqlens, self.how.programs // (self.H * blocks), length)
 
-    def per_head(self, x: Tensor, dim: int, once: bool = False) -> Tensor:
-        """Of a head of k for each head of q that it serves; `once`: for the first of them, and zeros for the others."""
-        if self.R == 1:
-            return x.contiguous()
-        x = x.unsqueeze(dim + 1)
-        others = x.new_zeros(()).expand(*x.shape[: dim + 1], self.R - 1, *x.shape[dim + 2 :])
-        return torch.cat([x, others if once else x.expand_as(others)], dim + 1).flatten(dim, dim + 1)
+    def wide(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(self.acc).contiguous()
 
-    def repeated(self, states: States, once: bool = False) -> States:
-        S, P, F = (None if x is None else x.to(self.acc).contiguous() for x in states)
-        return States(*(None if x is None else self.per_head(x, 1, once) for x in (S, P)), F)
+    def per_head(self, states: States, once: bool = False) -> States:
+        """S and P for each head of q that their head of k serves; `once`: for the first, and zeros for the others."""
+
+        def each(x: Tensor | None) -> Tensor | None:
+            if x is None or self.R == 1:
+                return x
+            if not once:
+                return x.repeat_interleave(self.R, 1)
+            wide = x.new_zeros((x.shape[0], self.H, *x.shape[2:]))
+            wide[:, :: self.R] = x
+            return wide
+
+        S, P, F = map(self.wide, states)
+        return States(each(S), each(P), F)
 
     def grouped(self, x: Tensor, dim: int) -> Tensor:
         """Summed over the heads of q that one head of k serves."""
@@ -520,9 +524,9 @@ class _Call:
         parts: list[Tensor | None] = []
         into, left = False, terms
         while left:
-            count = 2 if sum(len(t.pairs) for t in left) <= self.how.states else 1
-            now, left = left[:count], left[count:]
-            how = self.how.one if sum(len(t.pairs) for t in now) == 1 else self.how.sums
+            both = len(left) == 2 and sum(len(t.pairs) for t in left) <= len(self.how.walks)
+            now, left = (left, []) if both else (left[:1], left[1:])
+            how = self.how.walks[sum(len(t.pairs) for t in now) - 1]
             size = (triton.cdiv(M, block(M, how.columns)), self.H, self.rows)
             new = [self.q.new_empty(size, dtype=self.acc) if t.part and t.g is not None else None for t in now]
             self.launch(how, now, new, w, out, None if into else final, None, reverse=reverse, into=into)
