@@ -2,8 +2,9 @@
 
     python -m tests.kernels.hopper linear_attention:64 gated_delta_rule:128
 
-prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches. Not in a process that
-interprets Triton.
+prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches; without a width, the
+names of the kernels for all kinds of arguments, or which arguments they do not take. Not in a process that interprets
+Triton.
 """
 
 import json
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -21,8 +23,9 @@ from unittest.mock import patch
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -51,10 +54,30 @@ class Compiled(NamedTuple):
 
 def compiled(call: Callable[[], Any]) -> list[Compiled]:
     """Run `call` with every kernel launch replaced by its compilation. Tensors may live on the meta device."""
-    found: list[Compiled] = []
+    return _instead(_compile, call)
+
+
+def understood(call: Callable[[], Any]) -> list[str]:
+    """As `compiled`, as far as Triton's own language goes: names of kernels whose source fits their arguments."""
+    backend = make_backend(HOPPER)
+
+    def lower(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        source, settings = _source(kernel, args, options)
+        chosen, context = backend.parse_options(dict(settings)), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        generators, modules = backend.get_codegen_implementation(chosen), backend.get_module_map()
+        source.make_ir(HOPPER, chosen, generators, modules, context)
+        return str(kernel.__name__)
+
+    return _instead(lower, call)
+
+
+def _instead(compile: Callable[..., Any], call: Callable[[], Any]) -> list[Any]:
+    found: list[Any] = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        found.append(_compile(self, args, options))
+        found.append(compile(self, args, options))
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(JITFunction, "run", run))
@@ -62,7 +85,7 @@ def compiled(call: Callable[[], Any]) -> list[Compiled]:
     return found
 
 
-def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+def _source(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[ASTSource, dict[str, Any]]:
     settings = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
     values = dict(zip(kernel.arg_names, args, strict=False)) | options
     signature, constants, attributes = {}, {}, {}
@@ -78,7 +101,11 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
         if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes), settings
+
+
+def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+    source, settings = _source(kernel, args, options)
     result = triton.compile(source, target=HOPPER, options=settings)
     ttgir = result.asm["ttgir"]
     usage = _usage(result.asm["cubin"])
@@ -105,28 +132,52 @@ def _usage(cubin: bytes) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
 
 
-def operator(name: str, width: int) -> Callable[[], Any]:
-    """Forward and backward of mixassay.kernels.`name` for K = V = `width`, with log decays, cut into segments."""
+def operator(
+    name: str, width: int, T: int = 4096, *, decay: bool = True, state: bool = False, packed: bool = False
+) -> Callable[[], Any]:
+    """Forward and backward of mixassay.kernels.`name` for K = V = `width`: with log decays, with initial and final
+    states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
     module = import_module(f"mixassay.kernels.{name}.triton")
-    B, T, H, levels = 2, 4096, 8, 13
+    B, H, levels = 1 if packed else 2, 8, 13
     tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(B, T, H, *shape, dtype=dtype, device="meta")  # noqa: E731
-    given: dict[str, Any] = {"scale": 0.1, "cu_seqlens": None, "initial_state": None, "dfinal": None}
+    S = torch.empty(B, H, width, width, device="meta") if state else None
+    given: dict[str, Any] = {"scale": 0.1, "initial_state": S, "dfinal": S, "output_final_state": state}
+    given["cu_seqlens"] = torch.empty(2, dtype=torch.int64, device="meta") if packed else None
     given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
     given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
-    given |= {"level_scale": tensor(levels, dtype=torch.float32), "output_final_state": False}
+    given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
 
     def call() -> None:
         take = lambda f: {n: given[n] for n in signature(f).parameters if n in given}  # noqa: E731
         results = module.forward(**take(module.forward))
+        results = results if isinstance(results, tuple) else (results,)
         between = [n for n in signature(module.backward).parameters if n not in given | {"how": 0, "length": 0}]
-        module.backward(**take(module.backward), **dict(zip(between, results[-len(between) :], strict=True)))
+        module.backward(
+            **take(module.backward), **dict(zip(between, results[len(results) - len(between) :], strict=True))
+        )
 
     return call
 
 
+def options(name: str) -> None:
+    """Short and long with every combination of any two of `operator`'s options."""
+    for long, decay, state, packed in product((False, True), repeat=4):
+        if (long + decay + state + packed) % 2:
+            continue
+        chosen = {"T": 4096 if long else 20, "decay": decay, "state": state, "packed": packed}
+        try:
+            kernels = understood(operator(name, 64, **chosen))
+        except Exception as error:
+            sys.exit(f"{name}, {chosen}: {error}")
+        print(json.dumps({"operator": name, "kernels": kernels} | chosen), flush=True)
+
+
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        name, width = argument.split(":")
+        name, _, width = argument.partition(":")
+        if not width:
+            options(name)
+            continue
         for kernel in compiled(operator(name, int(width))):
             fields = kernel._asdict()
             del fields["ttgir"]

@@ -40,6 +40,9 @@ def inputs(shapes: dict[str, tuple[int, ...]], *members: int) -> dict[str, Tenso
     return {name: (-x if name == "log_decay" else x).requires_grad_() for name, x in made.items()}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+)  # torch 2.11 importing itself
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # attention under vmap, traced
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the tracer itself
 @pytest.mark.parametrize("stacked", [False, True], ids=["alone", "vmap"])

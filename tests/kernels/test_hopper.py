@@ -107,3 +107,24 @@ def test_tables_compile_well_for_hopper(table):
         assert kernel["shared"] <= SHARED, kernel
         assert kernel["spilled"] <= spilled, kernel
         assert (kernel["wgmma"] > 0, kernel["mma"] > 0) == (products == "wgmma", products == "mma"), kernel
+
+
+def test_kernels_take_any_combination_of_arguments():
+    """Triton types a kernel for each kind of call; its interpreter does not."""
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.hopper", *some],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for some in names
+    ]
+    for run in runs:
+        output, errors = run.communicate()
+        assert run.returncode == 0, errors
+        assert len(output.splitlines()) == 2 * 8
