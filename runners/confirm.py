@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
-from mixassay.runners.diff import FRESH, Change, Diff, Side
+from mixassay.runners.diff import FRESH, Change, Diff
 from mixassay.runners.refs import CONFIRMED, Found, code_of, plug_ins, python_files, surroundings, tree
+from mixassay.runners.sides import Side
 from mixassay.runners.store import Store
 
 

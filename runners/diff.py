@@ -25,9 +25,10 @@ from typing import Any, Literal
 import numpy as np
 
 from mixassay.record import SETTLED, RunRecord
-from mixassay.runners import evidence, stats
-from mixassay.runners.evidence import Evidence, Floats
+from mixassay.runners import evidence
+from mixassay.runners.evidence import Evidence
 from mixassay.runners.labels import short
+from mixassay.runners.sides import Side, by_cell, kind, pair
 from mixassay.settings import Compare
 from mixassay.spec import MixerSpec, mixer_labels, plain
 
@@ -54,31 +55,6 @@ class Rule:
     margin: float = Compare().margin
     solved_at: float = Compare().solved_at
     across_env: bool = False
-
-
-@dataclass(frozen=True)
-class Side:
-    """The runs of a cell on one side: one a seed, all of one version of code, data, machine and tuning."""
-
-    runs: Mapping[int, RunRecord]
-    values: Mapping[int, float]  # of the seeds that ended well
-    floors: Mapping[int, float]  # the least variance of each value
-
-    @property
-    def any(self) -> RunRecord:
-        return next(iter(self.runs.values()))
-
-    @property
-    def moments(self) -> stats.Moments | None:
-        return stats.moments(list(self.values.values())) if self.values else None
-
-    @property
-    def seconds(self) -> float:
-        """Of one run."""
-        return float(np.mean([record.time.seconds for record in self.runs.values()]))
-
-    def arrays(self, seeds: Sequence[int]) -> tuple[Floats, Floats]:
-        return np.array([self.values[seed] for seed in seeds]), np.array([self.floors[seed] for seed in seeds])
 
 
 @dataclass(frozen=True)
@@ -153,7 +129,7 @@ class Diff:
 def compare(base: Iterable[RunRecord], head: Iterable[RunRecord], rule: Rule) -> Diff:
     """The reported runs of two sets, cell by cell."""
     before, after = by_cell(base), by_cell(head)
-    sides = {cell: pair(before.get(cell, []), after.get(cell, []), rule) for cell in {**before, **after}}
+    sides = {cell: pair(before.get(cell, []), after.get(cell, []), rule.metric) for cell in {**before, **after}}
     changes = [look(change, rule) for change in named(sides)]
     return gathered(decide_all(changes, rule.margin), rule)
 
@@ -165,7 +141,7 @@ def confirmed(diff: Diff, fresh: Mapping[str, tuple[Sequence[RunRecord], Sequenc
     """
     tried = {}
     for change in diff.suspects:
-        base, head = pair(*fresh.get(change.cell, ((), ())), diff.rule)
+        base, head = pair(*fresh.get(change.cell, ((), ())), diff.rule.metric)
         tried[change.cell] = look(replace(change, base=base, head=head, notes=(), evidence=None), diff.rule)
     decided = decide_all([again for again in tried.values() if again.compared], diff.rule.margin)
     tried |= {again.cell: again for again in decided}
@@ -177,66 +153,13 @@ def upheld(change: Change, again: Change) -> Change:
     """A suspect after its second trial."""
     if not again.compared and again.verdict != "failed":
         return replace(change, notes=(*change.notes, "fresh runs gave no test", *again.notes))
-    if again.verdict in ("regressed", "improved"):
-        same = (change.delta or 0) * (again.delta or 0) > 0
-        return replace(change, verdict=again.verdict if same else "no evidence", fresh=again)
-    return replace(change, verdict="no evidence" if again.verdict == "suspect" else again.verdict, fresh=again)
+    way = (change.delta or 0) * (again.delta or 0) > 0
+    if again.verdict == "suspect" or (again.verdict in ("regressed", "improved") and not way):
+        return replace(change, verdict="no evidence", fresh=again)
+    return replace(change, verdict="equivalent" if again.verdict == "identical" else again.verdict, fresh=again)
 
 
-# -- which runs stand for a cell ---------------------------------------------------------------------------------------
-
-
-def by_cell(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Of the reported runs."""
-    found: dict[str, list[RunRecord]] = {}
-    for record in records:
-        if record.role == "report":
-            found.setdefault(record.cell, []).append(record)
-    return found
-
-
-def pair(base: Sequence[RunRecord], head: Sequence[RunRecord], rule: Rule) -> tuple[Side | None, Side | None]:
-    """The versions to compare: alike in data, machine and tuning where there are such; then the fullest, the newest."""
-
-    def alike(b: Side, h: Side) -> tuple[Any, ...]:
-        x, y = b.any, h.any
-        least = min(len(b.values), len(h.values))
-        return x.data == y.data, kind(x) == kind(y), x.tuned == y.tuned, least, newest(b), newest(h)
-
-    before, after = versions(base, rule.metric), versions(head, rule.metric)
-    if before and after:
-        return max(((b, h) for b in before for h in after), key=lambda both: alike(*both))
-    return max(before, key=newest, default=None), max(after, key=newest, default=None)
-
-
-def versions(records: Sequence[RunRecord], metric: str) -> list[Side]:
-    found: dict[Any, dict[int, RunRecord]] = {}
-    for record in records:
-        tuned = tuple(sorted((path, plain(value)) for path, value in record.tuned.items()))
-        found.setdefault((record.code.source, record.data, kind(record), tuned), {})[record.seed] = record
-    return [side(runs, metric) for runs in found.values()]
-
-
-def side(runs: Mapping[int, RunRecord], metric: str) -> Side:
-    split = metric.split("/")[0]
-    values, floors = {}, {}
-    for seed, record in sorted(runs.items()):
-        cells = [e for e in record.eval if e.split == split]
-        value = record.metrics.get(metric) if record.status == "ok" else None
-        if value is not None and cells and all(e.scored for e in cells):
-            values[seed] = value
-            counted = [evidence.floor(e.accuracy, e.scored) for e in cells if e.accuracy is not None]
-            floors[seed] = float(np.sum(counted)) / len(cells) ** 2  # the variance of a mean over cells
-    return Side(dict(sorted(runs.items())), values, floors)
-
-
-def kind(record: RunRecord) -> str:
-    """Of machine."""
-    return str(record.env.get("class"))
-
-
-def newest(side: Side) -> str:
-    return max(record.time.start for record in side.runs.values())
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 def named(sides: Mapping[str, tuple[Side | None, Side | None]]) -> list[Change]:

@@ -7,12 +7,13 @@ from itertools import groupby
 from typing import Any
 
 from mixassay.runners import evidence, stats
-from mixassay.runners.diff import FEW, FRESH, Change, Diff, Mixer, Rule, Side, Verdict
+from mixassay.runners.diff import FEW, FRESH, Change, Diff, Mixer, Rule, Verdict
 from mixassay.runners.diff_bench import MARGIN, BenchChange
 from mixassay.runners.evidence import ALPHA
 from mixassay.runners.labels import short, spans
 from mixassay.runners.progress import clock
 from mixassay.runners.render import Cell, Grid
+from mixassay.runners.sides import Side
 
 Heads = tuple[tuple[str, ...], ...]
 

@@ -96,7 +96,8 @@ def at_code(name: str, place: Place, results: Path, suite: str | None, dirty: bo
     """What is stored under `results` and was made by the code of a place."""
     records, benches, warnings = read(sorted({*results.glob("*/*.jsonl"), *results.glob("*/*/*/*.jsonl")}))
     records = [r for r in records if is_wanted(r, suite)]
-    sources = sources_at(place, {code_of(r) for r in records})
+    sources, told = sources_at(place, {code_of(r) for r in records})
+    warnings += [f"{name}: {text}" for text in told]
     by_source = [r for r in records if r.code.source in sources.get(code_of(r), ())]
     known = {r.cell for r in by_source}
     mine = by_source + [r for r in records if r.cell not in known and r.code.commit == place.commit]
@@ -122,25 +123,28 @@ def read(paths: Iterable[Path]) -> tuple[list[RunRecord], list[Record], list[str
     """Runs, benchmarks, and warnings, of files that hold one or the other."""
     shards, benches, warnings = [], list[Record](), list[str]()
     for path in paths:
-        if is_bench(path):
+        first = first_line(path)
+        if "bench" in first:
             found, told = bench_records.read(path)
             benches, warnings = benches + found, warnings + told
-        else:
+        elif "key" in first or not first:
             shards.append(path)
     stored = read_shards(shards)
     return stored.records, benches, warnings + stored.warnings
 
 
-def is_bench(path: Path) -> bool:
-    """By the first line that is JSON."""
+def first_line(path: Path) -> dict[str, Any]:
+    """The first that is a JSON object: it shows what a file is. Files of others are none of ours."""
     try:
         with open(path, "rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
-                    return "bench" in json.loads(line)
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        return found
     except OSError as problem:
         raise UserError(f"cannot read {path}: {problem.strerror}") from problem
-    return False
+    return {}
 
 
 # -- the code of a commit ----------------------------------------------------------------------------------------------
@@ -151,11 +155,10 @@ def code_of(record: RunRecord) -> Code:
     return str(find(record.config, "task.name")), str(find(record.config, "mixer.name")), hybrid
 
 
-def sources_at(place: Place, codes: Iterable[Code]) -> dict[Code, list[str]]:
-    """What the source of each kind of run can be at a place: one hash, or several where a plug-in is there twice."""
+def sources_at(place: Place, codes: Iterable[Code]) -> tuple[dict[Code, list[str]], list[str]]:
+    """What the source of each kind of run can be at a place, one hash, or several where a plug-in is there twice; and
+    a warning where its package does not say."""
     asked = sorted(codes, key=str)
-    if not asked:
-        return {}
     with tree(place) as root:
         files = python_files(root, place)
         lines = [json.dumps({"sections": sections(code), "plugins": plug_ins(code, files)}) for code in asked]
@@ -163,8 +166,10 @@ def sources_at(place: Place, codes: Iterable[Code]) -> dict[Code, list[str]]:
         done = subprocess.run(
             command, input="\n".join(lines), env=surroundings(root), capture_output=True, text=True, check=False
         )
-    answers = done.stdout.splitlines() if done.returncode == 0 else []
-    return {code: json.loads(line) for code, line in zip(asked, answers, strict=False)}
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2]
+        return {}, [f"its package does not say what its code is called, so only its own commit's records count: {said}"]
+    return {code: json.loads(line) for code, line in zip(asked, done.stdout.splitlines(), strict=True)}, []
 
 
 def sections(code: Code) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def test_confirmation_looks_at_fresh_seeds_alone_and_in_the_same_direction(runs:
     assert fallen.delta == pytest.approx(-0.027), "the reported numbers are still those of the table"
     assert decided(STEADY, less(STEADY, -0.03)).verdict == "no evidence", "the other way"
     assert decided(STEADY, less(STEADY, 0.001)).verdict == "equivalent"
+    assert decided(STEADY, STEADY).verdict == "equivalent", "identical, but not on the table's own seeds"
     assert decided(base, [0.70, 0.715, 0.69, 0.70, 0.70]).verdict == "no evidence"
     assert decided(STEADY, [None] * 5).verdict == "failed"
     assert diff.confirmed(found, {}).suspects, "without fresh runs it remains what it was"

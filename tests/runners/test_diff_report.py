@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_markdown(found: Diff) -> None:
     assert cells[6] == "| based | 4 | **missing** | 70.0 ± 0.2 | – | – | 5→– | – | – |"
     assert cells[8] == "- 1 identical · 1 regressed · 1 no evidence · 1 missing"
     assert "by Holm's rule over 3 cells" in cells[10]
+
+
+def test_a_suspect_says_what_it_would_take_and_then_what_came_of_it(found: Diff) -> None:
+    fallen = next(change for change in found.changes if change.verdict == "regressed")
+    asked = list(diff_report.notes(replace(fallen, verdict="suspect"), Rule()))
+    assert asked == ["--confirm: 10 fresh runs, about 25 s"]
+    (told,) = diff_report.notes(replace(fallen, fresh=fallen), Rule())
+    assert told.startswith("fresh seeds 0-4: -5.0, p ")
 
 
 def test_identical_cells_are_shown_when_asked_for(found: Diff) -> None:

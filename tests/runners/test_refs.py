@@ -82,6 +82,20 @@ def test_the_commits_own_name_counts_where_no_source_agrees(store: Make) -> None
     assert keys("old") == {"by name"}
 
 
+def test_a_package_that_cannot_say_what_its_code_is_called_is_told(store: Make) -> None:
+    store("by name", source(), commit=git("rev-parse", "old"))
+    package = Path("src/mixassay")
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")  # long before there were records
+    git("add", "src")
+    git("commit", "-q", "-m", "another package")
+    assert keys("old") == {"old"}
+    found = refs.resolve("HEAD", RESULTS)
+    assert found.records == []
+    (warning,) = found.warnings
+    assert warning.startswith("HEAD: its package does not say what its code is called")
+
+
 def test_records_of_uncommitted_code_count_only_when_asked_for(store: Make) -> None:
     store("dirty", source(), dirty=True, patch="0123456789")
     found = refs.resolve("HEAD", RESULTS)
@@ -125,7 +139,8 @@ def test_benchmarks_are_told_from_runs(store: Make) -> None:
     path.parent.mkdir()
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert refs.resolve("old", RESULTS).benches == lines[:1]
-    both = refs.resolve(str(path), RESULTS)
+    (RESULTS / "kernels/other.jsonl").write_text('{"audit": "of another kind"}\n')
+    both = refs.resolve(str(path.parent), RESULTS)
     assert (both.benches, both.records, both.warnings) == (lines, [], [])
 
 
