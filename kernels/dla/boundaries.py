@@ -36,8 +36,9 @@ def boundaries(
     """(score [B, T, H] in float32 or, for float64 inputs, float64; boundary, bool [B, T, H]).
 
     k [B, T, G, K] with G dividing H, v [B, T, H, V], log_decay [B, T, H] or None for no decay. threshold: one number,
-    or one a head [H]; a token whose score reaches it is a boundary. No gradient. Raises UserError for shapes that do
-    not fit. Scores that agree with the threshold to rounding may fall on either side, depending on `chunk_size`.
+    one a head [H], or one a row and head [B, H]; a token whose score reaches it is a boundary. No gradient. Raises
+    UserError for shapes that do not fit. Scores that agree with the threshold to rounding may fall on either side,
+    depending on `chunk_size`.
     """
     axes = Axes("dla.boundaries")
     axes.check("k", k, "BTGK")
@@ -52,7 +53,7 @@ def boundaries(
     (B, T, H, _), dtype = v.shape, torch.promote_types(torch.promote_types(k.dtype, v.dtype), torch.float32)
     tau = torch.as_tensor(threshold, dtype=dtype, device=v.device)
     if tau.dim():
-        axes.check("threshold", tau, "H")
+        axes.check("threshold", tau, "BH" if tau.dim() == 2 else "H")
     with torch.no_grad():
         k, v = lanes(k.repeat_interleave(H // k.shape[2], 2)).to(dtype), lanes(v).to(dtype)
         g = lanes(log_decay).to(dtype) if log_decay is not None else v.new_zeros(v.shape[:2])
@@ -66,8 +67,8 @@ def lanes(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _distance(inner: Tensor, token: Tensor, memory: Tensor, raw: bool = False) -> Tensor:
-    """The score from <C, s_t>, |s_t|^2 and |C|^2."""
+def distance(inner: Tensor, token: Tensor, memory: Tensor, raw: bool = False) -> Tensor:
+    """The score from <C, s_t>, |s_t|^2 and |C|^2; `raw` is the reading memory_raw."""
     if raw:
         apart = (token + memory - 2 * inner).clamp(min=0)
         return torch.where((token > 0) & (memory > 0), (apart / memory).sqrt(), 0.0)
@@ -79,7 +80,7 @@ def _neighbours(k: Tensor, v: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
     norm = k.square().sum(-1) * v.square().sum(-1)  # [N, T]
     inner = (k[:, 1:] * k[:, :-1]).sum(-1) * (v[:, 1:] * v[:, :-1]).sum(-1)
     tau = tau[:, :, 0]
-    score = torch.cat((tau, _distance(inner, norm[:, 1:], norm[:, :-1])), dim=1)
+    score = torch.cat((tau, distance(inner, norm[:, 1:], norm[:, :-1])), dim=1)
     return score, score >= tau
 
 
@@ -125,7 +126,7 @@ def _table(k: Tensor, v: Tensor, g: Tensor, S: Tensor, raw: bool) -> tuple[Tenso
     grown[:, 1:] *= since
     memory = grown @ decay.square().mT
     memory[:, 0] += (2 * before).exp() * S.square().sum((1, 2))[:, None]
-    table = _distance(inner, norm[:, None], memory, raw)
+    table = distance(inner, norm[:, None], memory, raw)
     table[:, 1:].masked_fill_(at <= at[:, None], -torch.inf)
     return table, (after[:, -1:] - after).exp()
 

@@ -87,6 +87,29 @@ def slots(
     return Schedule((shift >= 0) | first, shift, starts)
 
 
+def opening(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
+    """The shift [N] that a boundary makes now. `held` are sums of the slots by rank, [N, S, ...]: tokens n and, for
+    density, scores I, for ward, s_t as S and |s_t|^2 as Q; `divide` [N, S] is the score that opened each, for weak."""
+    S = held["n"].shape[1]
+    if S == 1:
+        return torch.full_like(held["n"][:, 0], -1)
+    return torch.where(held["n"][:, -1] > 0, _pick(rule, held, divide), S - 1)
+
+
+def _pick(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
+    """The rank [N] of the newer slot of the pair to merge in a full cache."""
+    n, tolerance = held["n"], torch.zeros((), device=divide.device)
+    if rule == "density":
+        cost = (held["I"][:, :-1] + held["I"][:, 1:]) * UNIT // (n[:, :-1] + n[:, 1:]).clamp(min=1)
+    elif rule == "weak":
+        cost = divide[:, :-1]
+    else:
+        inner = (held["S"][:, :-1] * held["S"][:, 1:]).sum((2, 3))
+        cost, tolerance = growth(n, held["Q"], held["S"].square().sum((2, 3)), inner)
+    least = cost <= cost.amin(1, keepdim=True) + tolerance
+    return torch.where(least, torch.arange(cost.shape[1], device=n.device), -1).amax(1)
+
+
 def move(x: Tensor, shift: Tensor) -> Tensor:
     """What slots [N, S, ...] that add up (states, counts) become when ranks 0 .. shift [N] move up: rank 0 is empty."""
     rank = torch.arange(x.shape[1], device=x.device)
@@ -146,8 +169,7 @@ def _fill(
     start, divide = _first(begin, S), _first(opener, S)
     shifts, starts = [torch.full((N,), -1, device=device)], [start]
     for j in range(1, J):
-        shift = torch.where(held["n"][:, -1] > 0, _pick(rule, held, divide), S - 1)
-        shift = torch.where(begin[:, j] < T, shift, -1)
+        shift = torch.where(begin[:, j] < T, opening(rule, held, divide), -1)
         start, divide = keep_older(start, shift, begin[:, j]), keep_older(divide, shift, opener[:, j])
         held = {name: _opened(x, shift, segments[name][:, j]) for name, x in held.items()}
         shifts.append(shift)
@@ -155,20 +177,6 @@ def _fill(
     shift = torch.where(opens, torch.stack(shifts, dim=1).gather(1, number), -1)
     whole = torch.stack(starts, dim=1).gather(1, number[..., None].expand(-1, -1, S))
     return shift.view(B, H, T).transpose(1, 2), whole.view(B, H, T, S).transpose(1, 2)
-
-
-def _pick(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
-    """The rank [N] of the newer slot of the pair to merge in a full cache; `divide` [N, S] is what opened each slot."""
-    n, tolerance = held["n"], torch.zeros((), device=divide.device)
-    if rule == "density":
-        cost = (held["I"][:, :-1] + held["I"][:, 1:]) * UNIT // (n[:, :-1] + n[:, 1:]).clamp(min=1)
-    elif rule == "weak":
-        cost = divide[:, :-1]
-    else:
-        inner = (held["S"][:, :-1] * held["S"][:, 1:]).sum((2, 3))
-        cost, tolerance = growth(n, held["Q"], held["S"].square().sum((2, 3)), inner)
-    least = cost <= cost.amin(1, keepdim=True) + tolerance
-    return torch.where(least, torch.arange(cost.shape[1], device=n.device), -1).amax(1)
 
 
 def _total(number: Tensor, J: int, x: Tensor) -> Tensor:
@@ -193,7 +201,12 @@ def ranks(schedule: Schedule) -> Tensor:
     """The dense form: int64 [B, H, T, T], the rank of the slot that holds token s after token t; -1 for s > t."""
     starts = schedule.starts.transpose(1, 2)  # [B, H, T, S]
     token = torch.arange(starts.shape[2], device=starts.device)
-    found = torch.zeros(*starts.shape[:3], len(token), dtype=torch.int64, device=starts.device)
-    for r in range(starts.shape[3]):
-        found += token < starts[..., r, None]
-    return found.masked_fill(token > token[:, None], -1)
+    return rank_of(starts, token).masked_fill(token > token[:, None], -1)
+
+
+def rank_of(starts: Tensor, token: Tensor) -> Tensor:
+    """starts [..., S] and tokens [..., n] that are not later than theirs -> ranks, int64 [..., n]."""
+    found = (token < starts[..., :1]).to(torch.int16)
+    for r in range(1, starts.shape[-1]):
+        found = found + (token < starts[..., r : r + 1])
+    return found.long()

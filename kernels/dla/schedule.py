@@ -1,0 +1,75 @@
+"""Boundaries, then slots, as one torch operator without gradient. Under vmap the mapped axis joins the batch: the loops
+inside go on until the last head is done, which is a branch on values."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixassay.errors import UserError
+from mixassay.kernels.common.precision import accumulator
+from mixassay.kernels.common.registered import folded, unfolded
+from mixassay.kernels.dla.boundaries import Reading, boundaries
+from mixassay.kernels.dla.slots import Rule, Schedule, slots
+
+
+def schedule(
+    k: Tensor,
+    v: Tensor,
+    capacity: int,
+    *,
+    threshold: Tensor | None = None,
+    forced: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    reading: Reading = "memory",
+    rule: Rule = "density",
+) -> tuple[Tensor, Schedule]:
+    """Scores [B, T, H] and the schedule of `capacity` slots. Boundaries are where scores against the open segment
+    reach the threshold [H] (`boundaries`), or where bool [B, T, H] `forced` says so, and then all scores are 0.
+
+    k [B, T, G, K], v [B, T, H, V], log_decay [B, T, H] or None. May run under vmap. Raises UserError.
+    """
+    if (threshold is None) == (forced is None):
+        raise UserError("dla.schedule: give either a threshold or forced boundaries")
+    if threshold is not None:
+        threshold = threshold.detach().expand(v.shape[0], v.shape[2])
+    g = None if log_decay is None else log_decay.detach()
+    score, *found = make(k.detach(), v.detach(), threshold, forced, g, capacity, reading, rule)
+    return score, Schedule(*found)
+
+
+@torch.library.custom_op("mixassay::dla_schedule", mutates_args=())
+def make(
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor | None,
+    forced: Tensor | None,
+    log_decay: Tensor | None,
+    capacity: int,
+    reading: str,
+    rule: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Score, and the three members of the schedule. threshold [B, H]."""
+    score: Tensor | None = None
+    if forced is None:
+        assert threshold is not None
+        score, boundary = boundaries(k, v, threshold, log_decay, reading=reading)  # type: ignore[arg-type]
+    else:
+        boundary = forced
+    found = slots(boundary, capacity, rule=rule, score=score, k=k, v=v)  # type: ignore[arg-type]
+    return v.new_zeros(v.shape[:3], dtype=accumulator(k, v)) if score is None else score.contiguous(), *(
+        x.contiguous() for x in found
+    )
+
+
+@make.register_fake
+def _(k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape, capacity = v.shape[:3], others[3]
+    whole = v.new_empty(shape, dtype=torch.int64)
+    score = v.new_empty(shape, dtype=accumulator(k, v))
+    return score, v.new_empty(shape, dtype=torch.bool), whole, whole.new_empty((*shape, capacity))
+
+
+@make.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    return unfolded(info, make(*folded(info, in_dims, args)))
