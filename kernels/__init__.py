@@ -7,16 +7,21 @@ argument, a surrounding `use_backend(...)`, the variable `MIXASSAY_BACKEND`, the
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from mixassay.errors import UserError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
+F = TypeVar("F", bound=Callable[..., object])
+when_traced: Callable[[F], F] = torch.compiler.assume_constant_result
+"""A function that a compiled graph does not call again: its result is that of the time of tracing."""
+
 _surrounding: ContextVar[str | None] = ContextVar("backend", default=None)
 _log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ def use_backend(name: str) -> Iterator[None]:
         _surrounding.reset(token)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@when_traced
 def resolve(op: str, backend: str | None, *, against_triton: str | None) -> str:
     """`reference`, `torch` or `triton` for this call.
 
@@ -49,7 +54,7 @@ def resolve(op: str, backend: str | None, *, against_triton: str | None) -> str:
     return asked
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@when_traced
 def interpreted() -> bool:
     """Whether Triton kernels run in its interpreter: on a CPU, exactly as written and very slowly, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
