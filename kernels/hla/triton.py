@@ -72,33 +72,18 @@ def _term(
     outs,
     S,
     S2,
-    x,
-    y,
-    x2,
-    y2,
-    z,
+    xs,
+    ys,
+    xs2,
+    ys2,
+    zs,
+    ws,
     g,
-    w,
     part,
-    row,
-    h,
     i,
     left,
-    mm,
     scale,
     H,
-    RX,
-    RY,
-    RX2,
-    RY2,
-    RZ,
-    RW,
-    N: tl.constexpr,
-    N2: tl.constexpr,
-    M: tl.constexpr,
-    BN: tl.constexpr,
-    BN2: tl.constexpr,
-    BM: tl.constexpr,
     REVERSE: tl.constexpr,
     BORDER: tl.constexpr,
     DOT: tl.constexpr,
@@ -108,35 +93,26 @@ def _term(
 ):
     """`outs` and a term's share of a chunk, and its states behind the chunk. States of a reverse walk hold the scale,
     those of a forward one do not."""
-    nn = tl.arange(0, BN)
-    nn2 = tl.arange(0, BN2)
-    ys = _tile(y, row, h, H, RY, i, left, nn, N, BN, DOT)
-    zs = _tile(z, row, h, H, RZ, i, left, mm, M, BM, DOT)
-    if x2 is not None:
-        ys2 = _tile(y2, row, h, H, RY2, i, left, nn2, N2, BN2, DOT)
     if g is not None:
-        gs = load_log_decay(g + row * H + h, i, left, H, SUM)
+        gs = load_log_decay(g, i, left, H, SUM)
         near = tl.cumsum(gs)  # decay since the walk entered the chunk
         total = tl.sum(gs)
         if REVERSE:
             near = total - near
     if not BORDER:
-        xs = _tile(x, row, h, H, RX, i, left, nn, N, BN, DOT)
         A = tl.dot(xs, tl.trans(ys), input_precision=PREC, out_dtype=ACC)
-        if x2 is not None:
-            xs2 = _tile(x2, row, h, H, RX2, i, left, nn2, N2, BN2, DOT)
+        if xs2 is not None:
             A = tl.dot(xs2, tl.trans(ys2), acc=A, input_precision=PREC, out_dtype=ACC)
         A *= scale
         if g is not None:
             A *= weight(near[:, None] - near[None, :], ACC)
         A = tl.where(i[:, None] <= i[None, :] if REVERSE else i[:, None] >= i[None, :], A, 0.0)
         if part is not None:
-            ws = _tile(w, row, h, H, RW, i, left, mm, M, BM, DOT)
             pairs = A * tl.dot(ws, tl.trans(zs), input_precision=PREC, out_dtype=ACC)
             parts = tl.sum(tl.where(i[:, None] == i[None, :], 0.0, pairs), 1)
         outs = tl.dot(A.to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC)
         read = tl.dot(xs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
-        if x2 is not None:
+        if xs2 is not None:
             read = tl.dot(xs2, S2.to(DOT), acc=read, input_precision=PREC, out_dtype=ACC)
         if not REVERSE:
             read *= scale
@@ -144,18 +120,18 @@ def _term(
             read *= weight(near, ACC)[:, None]
         if part is not None:
             parts += tl.sum(read * ws, 1)
-            tl.store(part + row + i, -parts if REVERSE else parts, mask=i < left)
+            tl.store(part + i, -parts if REVERSE else parts, mask=i < left)
         outs += read
     if REVERSE:
         zs = (zs * scale).to(ACC)
     if g is not None:
         zs = zs * weight(total - near, ACC)[:, None]
         S *= weight(total, ACC)
-        if x2 is not None:
+        if xs2 is not None:
             S2 *= weight(total, ACC)
     zs = zs.to(DOT)
     S = tl.dot(tl.trans(ys), zs, acc=S, input_precision=PREC, out_dtype=ACC)
-    if x2 is not None:
+    if xs2 is not None:
         S2 = tl.dot(tl.trans(ys2), zs, acc=S2, input_precision=PREC, out_dtype=ACC)
     return outs, S, S2
 
@@ -216,6 +192,11 @@ def walk_kernel(
     BORDER: tl.constexpr,
     OUTER: tl.constexpr,  # the border that ends (reverse: begins) a sequence is wanted too
     INTO: tl.constexpr,  # add to `out`
+    Z_IS_Y: tl.constexpr,  # tiles that are the same are loaded once: z0 = y0,
+    W_IS_X: tl.constexpr,  # w = x0,
+    SAME_X: tl.constexpr,  # x2 = x0,
+    SAME_Z: tl.constexpr,  # z1 = z0,
+    SWAPPED: tl.constexpr,  # y2 = z0 and z1 = y0
     DOT: tl.constexpr,
     SUM: tl.constexpr,
     ACC: tl.constexpr,
@@ -234,6 +215,7 @@ def walk_kernel(
     if wanted:
         i = tl.arange(0, C)
         mm = mb * BM + tl.arange(0, BM)
+        n0, n1, n2 = tl.arange(0, BN0), tl.arange(0, BN1), tl.arange(0, BN2)
         at_part = (mb * H + h) * rows
         head = slot * H + h
         S0 = _entered(states0, head, mm, SN0, SM0, N0, M, BN0, BM, ACC)
@@ -250,16 +232,33 @@ def walk_kernel(
                 outs = load_rows(at_out, i, left, mm, H * M, M, BM).to(ACC)
             else:
                 outs = tl.zeros([C, BM], dtype=ACC)
-            part = None if part0 is None else part0 + at_part
+            ys = _tile(y0, row, h, H, RY0, i, left, n0, N0, BN0, DOT)
+            zs = ys if Z_IS_Y else _tile(z0, row, h, H, RZ0, i, left, mm, M, BM, DOT)
+            xs = None if BORDER else _tile(x0, row, h, H, RX0, i, left, n0, N0, BN0, DOT)
+            if w is None:
+                ws = None
+            else:
+                ws = xs if W_IS_X else _tile(w, row, h, H, RW, i, left, mm, M, BM, DOT)
+            xs1 = None if x1 is None else _tile(x1, row, h, H, RX1, i, left, n1, N1, BN1, DOT)
+            ys1 = None if x1 is None else _tile(y1, row, h, H, RY1, i, left, n1, N1, BN1, DOT)
+            gs = None if g0 is None else g0 + row * H + h
+            part = None if part0 is None else part0 + at_part + row
             outs, S0, S1 = _term(
-                outs, S0, S1, x0, y0, x1, y1, z0, g0, w, part, row, h, i, left, mm, scale,
-                H, RX0, RY0, RX1, RY1, RZ0, RW, N0, N1, M, BN0, BN1, BM, REVERSE, BORDER, DOT, SUM, ACC, PREC,
+                outs, S0, S1, xs, ys, xs1, ys1, zs, ws, gs, part, i, left, scale, H,
+                REVERSE, BORDER, DOT, SUM, ACC, PREC,
             )  # fmt: skip
             if x2 is not None:
-                part = None if part1 is None else part1 + at_part
+                xs2 = xs if SAME_X else _tile(x2, row, h, H, RX2, i, left, n2, N2, BN2, DOT)
+                ys2 = zs if SWAPPED else _tile(y2, row, h, H, RY2, i, left, n2, N2, BN2, DOT)
+                if SWAPPED:
+                    zs2 = ys
+                else:
+                    zs2 = zs if SAME_Z else _tile(z1, row, h, H, RZ1, i, left, mm, M, BM, DOT)
+                gs = None if g1 is None else g1 + row * H + h
+                part = None if part1 is None else part1 + at_part + row
                 outs, S2, _ = _term(
-                    outs, S2, 0.0, x2, y2, None, None, z1, g1, w, part, row, h, i, left, mm, scale,
-                    H, RX2, RY2, 1, 1, RZ1, RW, N2, 1, M, BN2, 16, BM, REVERSE, BORDER, DOT, SUM, ACC, PREC,
+                    outs, S2, 0.0, xs2, ys2, None, None, zs2, ws, gs, part, i, left, scale, H,
+                    REVERSE, BORDER, DOT, SUM, ACC, PREC,
                 )  # fmt: skip
             if not BORDER:
                 store_rows(at_out, outs, i, left, mm, H * M, M, BM)
@@ -285,16 +284,18 @@ class Plan(NamedTuple):
 
     programs: int  # cut sequences until there are about as many programs
     border: Launch
-    walks: tuple[Launch, ...]  # that hold one state, two, ...; terms with more than that take two walks
+    walk: Launch
+    loads: int  # a walk of more than so many tensors has a stage less: two programs still fit on a multiprocessor
+    together: bool  # the states of a sum fit into registers; else it takes walks that add to one another
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype != torch.bfloat16:  # in Triton's interpreter
-        return Plan(264, Launch(16, 64, 4, 1), (Launch(16, 64, 4, 1),) * 3)
+        return Plan(264, border=Launch(16, 64, 4, 1), walk=Launch(16, 64, 4, 1), loads=9, together=True)
     if max(K, V) > 64:
-        return Plan(528, Launch(64, 128, 4, 3), (Launch(64, 64, 4, 2), Launch(64, 64, 4, 1)))
-    return Plan(264, Launch(128, 64, 4, 3), (Launch(64, 64, 4, 3), Launch(64, 64, 4, 2), Launch(64, 64, 4, 1)))
+        return Plan(528, border=Launch(64, 128, 4, 3), walk=Launch(64, 64, 4, 2), loads=9, together=False)
+    return Plan(264, border=Launch(128, 64, 4, 3), walk=Launch(64, 64, 4, 3), loads=6, together=True)
 
 
 class Pair(NamedTuple):
@@ -310,7 +311,7 @@ class Term(NamedTuple):
     pairs: list[Pair]
     z: Tensor
     g: Tensor | None
-    part: bool = False  # the tokens' parts of u are wanted, if there is a decay
+    u: list[Tensor] | None = None  # takes the tokens' parts of u, if there is a decay
 
 
 class States(NamedTuple):
@@ -398,36 +399,33 @@ def backward(
     a, b = k if kappa is None else kappa, v if nu is None else nu
 
     F = call.adjoint(do, call.outer, states.F, first.F, last.F)
-    of_b = Term([Pair(a, q, F.dend)], do, call.outer, part=True)
+    u: list[Tensor] = []
+    u_outer: list[Tensor] = []
+    of_b = Term([Pair(a, q, F.dend)], do, call.outer, u_outer)
     of_a = Term([Pair(b, do, F.dend, turned=True)], q, call.outer)
-    db, (wrote_F,) = call.walk([of_b], b, reverse=True, w=b, final=F.unwritten)
-    dv, last_k, to_k, to_q = db, of_a, [], []
+    dv = db = call.walk([of_b], b, reverse=True, w=b, final=F.unwritten)
+    last_k, to_k, to_q = of_a, [], []
     if kappa is not None:
-        dkappa, _ = call.walk([of_a], kappa, reverse=True)
+        dkappa = call.walk([of_a], kappa, reverse=True)
         S = call.adjoint(dkappa, g, states.S, first.S, last.S)
-        last_k = Term([Pair(k, q, S.dend)], dkappa, g, part=True)
+        last_k = Term([Pair(k, q, S.dend)], dkappa, g, u)
         to_k.append(Pair(k, dkappa, S.dend, turned=True))
         to_q.append(Pair(dkappa, k, S.start, turned=True))
     if nu is not None:
         P = call.adjoint(db, g, states.P, first.P, last.P)
-        of_v = Term([Pair(k, q, P.dend)], db, g, part=True)
-        dv, (wrote_P,) = call.walk([of_v], v, reverse=True, w=v, final=P.unwritten)
+        dv = call.walk([Term([Pair(k, q, P.dend)], db, g, u)], v, reverse=True, w=v, final=P.unwritten)
         to_k.append(Pair(v, db, P.dend, turned=True))
         to_q.append(Pair(db, v, P.start, turned=True))
-    last_q = Term([Pair(do, b, F.start, turned=True)], a, call.outer, part=True)
-    dk, (_, wrote_S) = call.walk(
-        [Term(to_k, q, g), last_k], k, reverse=True, w=k, final=None if S is None else S.unwritten
-    )
-    dq, (read, read_F) = call.walk([Term(to_q, k, g, part=True), last_q], q, w=q)
+    last_q = Term([Pair(do, b, F.start, turned=True)], a, call.outer, u_outer)
+    dk = call.walk([Term(to_k, q, g), last_k], k, reverse=True, w=k, final=None if S is None else S.unwritten)
+    dq = call.walk([Term(to_q, k, g, u), last_q], q, w=q)
     if dkappa is not None and ridge:
         dq.add_(dkappa, alpha=scale * ridge)
 
-    douter = None if outer is None else call.decay(F, call.outer, wrote_F, read_F).to(outer.dtype)
+    douter = None if outer is None else call.decay(F, call.outer, u_outer).to(outer.dtype)
     dinner = None
-    if inner is not None:
-        parts = [(S, wrote_S)] if S else []
-        parts += [(P, wrote_P)] if P else []
-        found = [call.decay(x, g, wrote, None if n else read) for n, (x, wrote) in enumerate(parts)]
+    if inner is not None:  # one u for S and P, which decay alike
+        found = [call.decay(x, g, [] if n else u) for n, x in enumerate(x for x in (S, P) if x is not None)]
         dinner = call.grouped(sum(found[1:], found[0]), 2).to(inner.dtype)
     dS, dP = (None if x is None or x.dinitial is None else call.grouped(x.dinitial, 1) for x in (S, P))
     made = (
@@ -458,7 +456,7 @@ class _Call:
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.inner = self.wide(inner if inner is None or self.R == 1 else inner.repeat_interleave(self.R, 2))
         self.outer = self.wide(outer)
-        blocks = triton.cdiv(max(K, V), self.how.walks[0].columns)
+        blocks = triton.cdiv(max(K, V), self.how.walk.columns)
         self.cut = Cut.of(self.B, self.T, cu_seqlens, self.how.programs // (self.H * blocks), length)
 
     def wide(self, x: Tensor | None) -> Tensor | None:
@@ -490,7 +488,7 @@ class _Call:
         final = self.state(y, z) if last else None
         states = self.borders(y, z, g, initial, final) if self.cut.inner else None
         start, to_write = (initial, final) if states is None else (states, None)
-        out, _ = self.walk([Term([Pair(self.q, y, start)], z, g)], self.q, final=to_write)
+        out = self.walk([Term([Pair(self.q, y, start)], z, g)], self.q, final=to_write)
         return out, states, final
 
     def adjoint(
@@ -514,24 +512,16 @@ class _Call:
         reverse: bool = False,
         w: Tensor | None = None,
         final: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """The sum of the terms, for the heads and in the dtype of `like`, and the parts of u of those that want them.
-
-        `final`: where the first term's state after the walk goes.
-        """
-        M, alone = terms[0].z.shape[-1], like.shape[2] == self.H
-        out = self.q.new_empty((self.B, self.T, self.H, M), dtype=like.dtype if alone else self.acc)
-        parts: list[Tensor | None] = []
-        into, left = False, terms
-        while left:
-            both = len(left) == 2 and sum(len(t.pairs) for t in left) <= len(self.how.walks)
-            now, left = (left, []) if both else (left[:1], left[1:])
-            how = self.how.walks[sum(len(t.pairs) for t in now) - 1]
-            size = (triton.cdiv(M, block(M, how.columns)), self.H, self.rows)
-            new = [self.q.new_empty(size, dtype=self.acc) if t.part and t.g is not None else None for t in now]
-            self.launch(how, now, new, w, out, None if into else final, None, reverse=reverse, into=into)
-            into, parts = True, parts + new
-        return out if alone else self.grouped(out, 2).to(like.dtype), parts
+    ) -> Tensor:
+        """The sum of the terms, for the heads and in the dtype of `like`. `final`: where the state of the first pair
+        goes after the walk."""
+        alone = like.shape[2] == self.H
+        shape = (self.B, self.T, self.H, terms[0].z.shape[-1])
+        out = self.q.new_empty(shape, dtype=like.dtype if alone else self.acc)
+        walks = [terms] if self.how.together else [[t._replace(pairs=[p])] for t in terms for p in t.pairs]
+        for n, now in enumerate(walks):
+            self.launch(self.how.walk, now, w, out, None if n else final, None, reverse=reverse, into=n > 0)
+        return out if alone else self.grouped(out, 2).to(like.dtype)
 
     def borders(
         self, y: Tensor, z: Tensor, g: Tensor | None, outer: Tensor | None, far: Tensor | None, reverse: bool = False
@@ -541,9 +531,7 @@ class _Call:
         borders = self.q.new_empty((self.cut.borders, self.H, y.shape[-1], z.shape[-1]), dtype=self.acc)
         totals = self.q.new_empty((self.cut.borders, self.H), dtype=self.acc)
         term = Term([Pair(y, y, None)], z, g)
-        self.launch(
-            self.how.border, [term], [None], None, None, borders, totals, reverse=reverse, outer=far is not None
-        )
+        self.launch(self.how.border, [term], None, None, borders, totals, reverse=reverse, outer=far is not None)
         size, BLOCK = y.shape[-1] * z.shape[-1], 1024
         scan_kernel[(self.cut.sequences * self.H * triton.cdiv(size, BLOCK),)](
             borders,
@@ -568,7 +556,6 @@ class _Call:
         self,
         how: Launch,
         terms: list[Term],
-        parts: list[Tensor | None],
         w: Tensor | None,
         out: Tensor | None,
         final: Tensor | None,
@@ -590,15 +577,20 @@ class _Call:
             x, y, states, turned = p or (None, None, None, False)
             named |= {f"x{n}": x, f"y{n}": y, f"states{n}": states, f"RX{n}": self.serves(x), f"RY{n}": self.serves(y)}
             named |= {f"N{n}": N, f"BN{n}": block(N, 128), f"SN{n}": 1 if turned else M, f"SM{n}": N if turned else 1}
-        for n in range(2):
-            z, g = (terms[n].z, terms[n].g) if n < len(terms) else (None, None)
-            named |= {
-                f"z{n}": z,
-                f"g{n}": g,
-                f"RZ{n}": self.serves(z),
-                f"part{n}": parts[n] if n < len(terms) else None,
-            }
-        walk_kernel[(self.cut.segments * self.H * triton.cdiv(M, BM),)](
+        blocks = triton.cdiv(M, BM)
+        for n, t in enumerate((first, second)):
+            part = None
+            if t is not None and t.u is not None and t.g is not None:
+                part = self.q.new_empty((blocks, self.H, self.rows), dtype=self.acc)
+                t.u.append(part)
+            z, g = (None, None) if t is None else (t.z, t.g)
+            named |= {f"z{n}": z, f"g{n}": g, f"part{n}": part, f"RZ{n}": self.serves(z)}
+        w = w if named["part0"] is not None or named["part1"] is not None else None
+        a, c = pairs[0], pairs[2]
+        read = [w, *(x for p in pairs if p for x in p[:2]), *(x for t in terms for x in (t.z, t.g))]
+        loads = len({id(x) for x in read if x is not None})
+        whole = block(a.x.shape[-1], 128) == BM  # a tile of z is as wide as one of x and y
+        walk_kernel[(self.cut.segments * self.H * blocks,)](
             **named,
             w=w,
             out=out,
@@ -619,27 +611,32 @@ class _Call:
             BORDER=totals is not None,
             OUTER=outer,
             INTO=into,
+            Z_IS_Y=whole and first.z is a.y,
+            W_IS_X=whole and w is a.x,
+            SAME_X=c is not None and c.x is a.x,
+            SAME_Z=second is not None and second.z is first.z,
+            SWAPPED=whole and c is not None and c.y is first.z and second.z is a.y,
             DOT=dot,
             SUM=sum_dtype(self.q.dtype),
             ACC=acc,
             PREC=precision,
             num_warps=how.num_warps,
-            num_stages=how.num_stages,
+            num_stages=how.num_stages - (loads > self.how.loads),
         )
 
     def serves(self, x: Tensor | None) -> int:
         """How many heads of q a head of x serves."""
         return 1 if x is None else self.H // x.shape[2]
 
-    def decay(self, of: Adjoint, g: Tensor | None, written: Tensor | None, read: Tensor | None) -> Tensor:
+    def decay(self, of: Adjoint, g: Tensor | None, u: list[Tensor]) -> Tensor:
         """The gradient of a state's log decay, per head of q."""
-        assert written is not None
         dg = self.q.new_empty((self.B, self.T, self.H), dtype=self.acc)
+        parts = torch.cat(u) if u else None
         decay_kernel[(self.cut.segments * self.H,)](
             of.start,
             of.dstart,
-            read,
-            written,
+            parts,
+            None,
             g,
             dg,
             self.cut.table,
@@ -649,8 +646,8 @@ class _Call:
             self.cut.P,
             self.H,
             SIZE=0 if of.start is None else of.start.shape[-2] * of.start.shape[-1],
-            READ=0 if read is None else read.shape[0],
-            WRITTEN=written.shape[0],
+            READ=0 if parts is None else parts.shape[0],
+            WRITTEN=0,
             BLOCK=2048,
             HAS_STATE=of.start is not None,
             PACKED=self.cut.table is not None,

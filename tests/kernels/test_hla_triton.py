@@ -32,25 +32,25 @@ class Case:
     gate: str = "both"
     start: bool = True
     columns: int = 64
-    states: int = 3
+    together: bool = True
     bounds: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         (G, H), (K, V) = self.heads, self.dims
         cut = f"{self.length}{'-packed' if self.bounds else ''}"
-        return f"T{self.T}-S{cut}-G{G}H{H}-K{K}V{V}-{self.gate}-{self.start:d}-b{self.columns}-s{self.states}"
+        return f"T{self.T}-S{cut}-G{G}H{H}-K{K}V{V}-{self.gate}-{self.start:d}-b{self.columns}-t{self.together:d}"
 
 
 CASES = [
     Case(1, gate="inner"),
     Case(16, heads=(1, 1), gate="outer", start=False),
-    Case(17, dims=(20, 5), gate="none", states=2),
+    Case(17, dims=(20, 5), gate="none", together=False),
     Case(35, dims=(16, 24), gate="strong", columns=16),
-    Case(40, 16, heads=(2, 2), gate="heads", states=2),
+    Case(40, 16, heads=(2, 2), gate="heads", together=False),
     Case(64, 32, heads=(1, 1), gate="none", start=False),
     Case(65, 32, gate="reset"),
     Case(30, bounds=(0, 1, 18, 18, 30)),
-    Case(40, 16, heads=(1, 1), start=False, states=2, bounds=(0, 17, 17, 40)),
+    Case(40, 16, heads=(1, 1), start=False, together=False, bounds=(0, 17, 17, 40)),
 ]
 
 
@@ -60,7 +60,7 @@ def plan(monkeypatch):
 
     def set_plan(case: Case) -> None:
         launch = triton.Launch(16, case.columns, 4, 1)
-        monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(264, launch, (launch,) * case.states))
+        monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(264, launch, launch, 9, case.together))
         monkeypatch.setattr(registered, "segment_length", lambda *_: case.length or case.T)
         cut = triton.Cut.of
         of = lambda B, T, cu, wanted, length=None: cut(B, T, cu, wanted, case.length or case.T)  # noqa: E731
@@ -155,7 +155,7 @@ def test_a_ratio_and_wide_heads_are_composed(monkeypatch):
 def large_chunks(monkeypatch):
     """Fewer of the interpreter's slow steps."""
     launch = triton.Launch(128, 64, 4, 1)
-    monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(264, launch, (launch,) * 3))
+    monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(264, launch, launch, 9, True))
 
 
 FLAGS = (None, 0.3, 0.1, True, True, True)  # cu_seqlens, scale, ridge, kappa, nu, the last states
