@@ -19,11 +19,14 @@ from mixassay.errors import UserError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
 F = TypeVar("F", bound=Callable[..., object])
-when_traced: Callable[[F], F] = torch.compiler.assume_constant_result
-"""A function that a compiled graph does not call again: its result is that of the time of tracing."""
-
 _surrounding: ContextVar[str | None] = ContextVar("backend", default=None)
 _log = logging.getLogger(__name__)
+
+
+def when_traced(function: F) -> F:
+    """A compiled graph does not call this function again: its result is that of the time of tracing."""
+    marked: F = torch.compiler.assume_constant_result(function)
+    return marked
 
 
 @contextmanager
