@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 def when_traced(function: F) -> F:
     """A compiled graph does not call this function again: its result is that of the time of tracing."""
-    marked: F = torch.compiler.assume_constant_result(function)
+    marked: F = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
     return marked
 
 
