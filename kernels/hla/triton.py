@@ -8,17 +8,18 @@ the present chunk, and LA' the same over j >= i, where it holds those after it, 
     o     = LA(q, a, b; F)       dv = LA'(k, q, dnu; dP)        dk = LA'(k, q, dkappa; dS) + LA'(k, dkappa, q; dS^T)
                                                                      + LA'(v, dnu, q; dP^T)
 
-`hla2` has kappa and v, `ahla` k and nu, `hla3` kappa and nu; F decays by the outer decay, S and P by the inner one. So
-every result is a sum of up to three such terms, and `walk_kernel` computes it in one go: a program walks one segment of
-one head with the terms' states in registers, cut into blocks of columns of z. Compared with calls of linear attention,
-no addends of a gradient reach memory, and what terms have in common is read once.
+`hla2` has kappa and v, `ahla` k and nu, `hla3` kappa and nu; with a = k, da is a term of dk instead of dkappa's, with
+b = nu, db is dnu, else dv. F decays by the outer decay, S and P by the inner one. So every result is a sum of up to
+three such terms, and `walk_kernel` computes it: a program walks one segment of one head with the terms' states in
+registers, cut into blocks of columns of z. If they fit, a gradient's addends never reach memory, unlike those of
+several calls of linear attention, and what terms have in common is read once.
 
 Few heads: a sequence is cut into segments. Then the states at their borders come first: the walk from a state of zeros
 without a result, and a scan. S and P must be done before F, whose addends need kappa and nu. Nothing of size
 tokens x K x V reaches memory.
 
-The decays' gradients are those of the terms, see linear_attention/triton.py: a decay's `read` and `written` parts come
-from the walks that read its state and from those that write it.
+The decays' gradients are those of the terms, with u as in linear_attention/triton.py: its parts come from the walks
+that read a state and from those that write it.
 
 A product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
 """

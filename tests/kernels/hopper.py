@@ -146,6 +146,10 @@ def operator(
     given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
     given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
     given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
+    if name == "hla":  # the one with most terms
+        given |= {"inner": given["log_decay"], "outer": tensor(dtype=torch.float32) if decay else None}
+        given |= {"initial": module.States(S, S, S), "dfinal": module.States(S, S, S)}
+        given |= {"ridge": 0.0, "metric": True, "values": True}
 
     def call() -> None:
         take = lambda f: {n: given[n] for n in signature(f).parameters if n in given}  # noqa: E731

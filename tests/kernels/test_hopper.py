@@ -52,6 +52,11 @@ TABLES = {
         "join_kernel": Limit(40),
         "gradients_kernel": Limit(304),
     },
+    ("hla", 64): {
+        "walk_kernel": Limit(616),
+        "scan_kernel": Limit(products=None),
+        "decay_kernel": Limit(products=None),
+    },
     ("log_linear_attention", 64): {
         "decay_kernel": Limit(products=None),
         "leaf_kernel": Limit(),
@@ -112,7 +117,7 @@ def test_tables_compile_well_for_hopper(table):
 def test_kernels_take_any_combination_of_arguments():
     """Triton types a kernel for each kind of call; its interpreter does not."""
     environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
-    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"]
+    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"], ["hla"]
     runs = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.kernels.hopper", *some],
@@ -124,7 +129,7 @@ def test_kernels_take_any_combination_of_arguments():
         )
         for some in names
     ]
-    for run in runs:
+    for run, some in zip(runs, names, strict=True):
         output, errors = run.communicate()
         assert run.returncode == 0, errors
-        assert len(output.splitlines()) == 2 * 8
+        assert len(output.splitlines()) == len(some) * 8
