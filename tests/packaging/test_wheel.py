@@ -40,6 +40,9 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
     page = [*ROOT.glob("runners/page/*.css"), *ROOT.glob("runners/page/*.js")]
     assert len(page) == 2
     tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in page}
+    texts = [*ROOT.glob("tasks/ruler/data/*.txt")]
+    assert len(texts) == 6
+    tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in texts}
     assert "mixassay/py.typed" in tree
     assert "mixassay/configs/quickstart.yaml" in tree
     assert held == tree
