@@ -5,6 +5,7 @@ tuning, never from a mixture; seeds that are missing, diverged or failed are cou
 table is plain data; `render.py` writes it down.
 """
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ class Runs:
     older: bool  # made by other code than the present
     aside: int  # further runs of these seeds by the same code, left out because machine, data or tuning differ
 
-    @property
+    @functools.cached_property
     def ok(self) -> tuple[RunRecord, ...]:
         return tuple(record for record in self.records if record.status == "ok")
 
@@ -43,7 +44,7 @@ class Entry:
     at: Mapping[str, Any] | None
     values: Mapping[int, float]  # seed -> value, of the runs that have one
 
-    @property
+    @functools.cached_property
     def moments(self) -> stats.Moments | None:
         return stats.moments(list(self.values.values())) if self.values else None
 
@@ -138,7 +139,7 @@ def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], cur
     versions: dict[tuple[str, str, str, str], dict[int, RunRecord]] = {}
     for record in records:
         if record.seed in seeds:
-            tuned = json.dumps(record.tuned, sort_keys=True)
+            tuned = json.dumps(record.tuned, sort_keys=True) if record.tuned else ""
             key = (record.code.source, record.data, str(record.env.get("class")), tuned)
             versions.setdefault(key, {})[record.seed] = record
     if not versions:
@@ -222,7 +223,7 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         lines.append(f"solved: seeds at {sweep.report.compare.solved_at:g} or above, of those with an outcome.")
     if any(len(runs.ok) < len(runs.seeds) for runs in all_runs):
         lines.append("k/n: only k of n seeds have a number, and mean, std and min are over these k.")
-    lines.append(_tuning_rule(sweep, used))
+    lines.append(_tuning_rule(sweep, all_runs))
     if used:
         commits = sorted({_commit(record) for record in used})
         devices = sorted({str(record.env.get("class")) for record in used})
@@ -234,12 +235,13 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
 
 
-def _tuning_rule(sweep: Sweep, used: Sequence[RunRecord]) -> str:
+def _tuning_rule(sweep: Sweep, all_runs: Sequence[Runs]) -> str:
     if sweep.select is not None:
         grid = ", ".join(f"{path} of {len(values)}" for path, values in sweep.tuned.items())
         seeds = spans(sweep.select.seeds)
         return f"Chosen for each cell on {sweep.select.by} with tuning seeds {seeds}, then frozen: {grid} values."
-    rates = sorted({rate for record in used if isinstance(rate := find(record.config, "train.lr"), float)})
+    one_each = [runs.records[0] for runs in all_runs if runs.records]  # without selection the cell fixes the rate
+    rates = sorted({rate for record in one_each if isinstance(rate := find(record.config, "train.lr"), float)})
     fixed = f" at {rates[0]:g}" if len(rates) == 1 else ", not tuned"
     return f"Learning rate fixed by the configuration{fixed}."
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mixassay.errors import UserError
-from mixassay.record import SETTLED, NewerSchema, RunRecord, Unreadable, parse
+from mixassay.record import SETTLED, NewerSchema, RunRecord, Shared, Unreadable, parse
 
 
 class Stored(NamedTuple):
@@ -95,18 +95,23 @@ def read_shards(paths: Iterable[Path]) -> Stored:
     """
     found: list[tuple[RunRecord, Path]] = []
     warnings: list[str] = []
+    shared: Shared = {}
     with _no_gc():
         for path in paths:
-            records, bad = read_shard(path)
+            records, bad = read_shard(path, shared)
             found.extend((record, path) for record in records)
             warnings.extend(bad)
+        gc.freeze()  # what was read stays, and need not be looked at again
     found.sort(key=lambda item: (item[0].time.start, item[0].attempt))
     kept: dict[str, tuple[RunRecord, Path]] = {}
     differing: list[str] = []
-    for record, path in found:
-        first, where = kept.setdefault(record.key, (record, path))
+    for item in found:
+        record, path = item
+        first, where = kept.setdefault(record.key, item)
+        if first is record:
+            continue
         if first.status not in SETTLED:
-            kept[record.key] = (record, path)
+            kept[record.key] = item
         elif record.status in SETTLED and not _same(first, record):
             differing.append(
                 f"cell {record.cell} seed {record.seed}: {_shown(first)} in {where}, kept; {_shown(record)} in {path}"
@@ -116,7 +121,7 @@ def read_shards(paths: Iterable[Path]) -> Stored:
     return Stored([record for record, _ in kept.values()], warnings)
 
 
-def read_shard(path: Path) -> tuple[list[RunRecord], list[str]]:
+def read_shard(path: Path, shared: Shared | None = None) -> tuple[list[RunRecord], list[str]]:
     """The records of one file, and a warning for each line that holds none.
 
     A last line without its end was being written when its writer died; its run was never reported as done and is not
@@ -132,7 +137,7 @@ def read_shard(path: Path) -> tuple[list[RunRecord], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(parse(line))
+            records.append(parse(line, shared))
         except NewerSchema as problem:
             raise UserError(f"{path}:{number}: written by a newer mixassay: {problem}; upgrade to read it") from None
         except Unreadable as problem:

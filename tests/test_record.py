@@ -70,6 +70,37 @@ def test_an_older_schema_is_migrated_step_by_step(make_record, monkeypatch):
     assert parse(old) == make_record()
 
 
+ODD = {
+    "the usual": {},
+    "quotes": {"config": {"mixer": {"name": 'a","metrics":{}'}, "train": {}}, "env": {"id": '","data":"x'}},
+    "an argument named like a field": {"config": {"mixer": {"name": "a", "config": 1, "metrics": {"b": 2}, "data": 3}}},
+    "and swept": {"axes": {"mixer": {"name": "a", "config": {"b": 1}, "metrics": 2, "env": {}, "data": 0}}},
+    "a cell named like a field": {
+        "eval": [
+            {"split": "test", "cell": {"env": {"id": 1}, "data": 2}, "rows": 1, "scored": 1, "accuracy": 1, "loss": 0}
+        ]
+    },
+    "nothing there": {"config": {}, "env": {"id": "x"}},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_lines_share_is_read_as_it_stands_on_each(make_record, odd):
+    shared: record.Shared = {}
+    plain = [make_record(0.1 * i, key=f"k{i}") for i in range(3)]
+    lines = [r.line() for r in [*plain, make_record(**ODD[odd]), plain[0], make_record(0.9, **ODD[odd])]]
+    records = [parse(line, shared) for line in lines]
+    assert records == [parse(line) for line in lines]
+    assert records[0].config is records[2].config, "one for all that repeat it"
+    assert records[0].env is records[2].env
+    with pytest.raises(Unreadable):
+        parse(lines[0][:-20], shared)
+    with pytest.raises(Unreadable, match="env"):
+        parse(lines[0].replace(b'"device":"cpu"', b'"device":[1]'), shared)
+    with pytest.raises(NewerSchema):
+        parse(lines[0].replace(b'"v":1', b'"v":7'), shared)
+
+
 def spec(**changes) -> RunSpec:
     return RunSpec.model_validate({**SPEC, **changes}, strict=False)
 
