@@ -138,7 +138,7 @@ class NewerSchema(ValueError):
     """A line written by a later version of the package, whose meaning this one cannot know."""
 
 
-Shared = dict[bytes, Args]
+Shared = dict[bytes, dict[str, Any]]
 """Texts of `config` and `env` that were read before, and what they say."""
 
 
@@ -190,11 +190,12 @@ def _sharing(line: bytes, shared: Shared) -> RunRecord | None:
             record = RunRecord.model_validate_json(b"{}".join((line[:a], line[b:c], line[d:])))
             if record.config or record.env:
                 return None
-            record.__dict__.update(config=shared[config], env=shared[env])
+            object.__setattr__(record, "config", shared[config])  # the model is frozen for everybody else
+            object.__setattr__(record, "env", shared[env])
         else:
             record = RunRecord.model_validate_json(line)
             if (from_json(config), from_json(env)) == (record.config, record.env):
-                shared |= {config: record.config, env: record.env}
+                shared[config], shared[env] = record.config, record.env
     except ValueError:  # no mark, no JSON, or no record, which pydantic's is too: reading it whole tells which
         return None
     return record
