@@ -1,5 +1,5 @@
-"""RMS norms with or without a gate, and unit vectors."""
+"""Layer norms, RMS norms with or without a gate, and unit vectors."""
 
-from mixassay.kernels.norm.op import l2_norm, rms_norm
+from mixassay.kernels.norm.op import l2_norm, layer_norm, rms_norm
 
-__all__ = ["l2_norm", "rms_norm"]
+__all__ = ["l2_norm", "layer_norm", "rms_norm"]

@@ -42,7 +42,35 @@ def rms_norm(
     if groups < 1 or D % groups:
         axes.fail(f"groups = {groups} does not divide D = {D}")
     narrow = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-    return _norm("rms_norm", x, weight, before, after, groups, eps, True, narrow, backend)
+    return _norm("rms_norm", x, weight, None, before, after, groups, eps, True, False, narrow, backend)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    eps: float = 1e-5,
+    dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis (Ba et al. 2016).
+
+    x              [..., D]
+    weight, bias   [D]
+    dtype          what the Triton kernels return under autocast; None: autocast's dtype, to which a product behind the
+                   norm would round it in a pass of its own
+    returns        [..., D] in float32 or wider
+
+    Raises UserError for shapes that do not fit together and for a backend that cannot serve.
+    """
+    axes = Axes("layer_norm")
+    D = x.shape[-1]
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p.shape != (D,):
+            axes.fail(f"{name} has shape {list(p.shape)}, expected [D] = [{D}]")
+    narrow = dtype or (torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype)
+    return _norm("layer_norm", x, weight, bias, None, None, 1, eps, True, True, narrow, backend)
 
 
 def l2_norm(x: Tensor, *, eps: float = 1e-6, backend: str | None = None) -> Tensor:
@@ -50,29 +78,36 @@ def l2_norm(x: Tensor, *, eps: float = 1e-6, backend: str | None = None) -> Tens
 
     Returns float32 or wider; the Triton kernels under autocast return x's dtype.
     """
-    return _norm("l2_norm", x, None, None, None, 1, eps, False, x.dtype, backend)
+    return _norm("l2_norm", x, None, None, None, None, 1, eps, False, False, x.dtype, backend)
 
 
 def _norm(
     op: str,
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
+    centre: bool,
     narrow: torch.dtype,
     backend: str | None,
 ) -> Tensor:
-    dtype = accumulator(x, weight, before, after)
-    against = against_triton(x, weight, before, after) or _wide(x.shape[-1] // groups)
-    if resolve(op, backend, against_triton=against) == "triton":
+    dtype = accumulator(x, weight, bias, before, after)
+    against = against_triton(x, weight, bias, before, after) or _wide(x.shape[-1] // groups)
+    chosen = resolve(op, backend, against_triton=against)
+    if chosen == "triton":
         from mixassay.kernels.norm import registered  # the package triton may not be there
 
-        return registered.norm(x, weight, before, after, groups, eps, mean, narrow if autocasts(x) else dtype)
+        return registered.norm(
+            x, weight, bias, before, after, groups, eps, mean, centre, narrow if autocasts(x) else dtype
+        )
+    if chosen == "torch" and centre:  # torch's own is faster than the definition
+        return torch.nn.functional.layer_norm(x.to(dtype), x.shape[-1:], weight, bias, eps)
     before, after = (None if gate is None else gate.to(dtype) for gate in (before, after))
-    return reference.norm(x.to(dtype), weight, before, after, groups, eps, mean)
+    return reference.norm(x.to(dtype), weight, bias, before, after, groups, eps, mean, centre)
 
 
 def _wide(N: int) -> str | None:

@@ -1,4 +1,5 @@
-"""The definition: y = n weight silu(after), n = u / sqrt(mean(u^2) + eps) over each group, u = x silu(before)."""
+"""The definition: y = (n weight + bias) silu(after), n = u / sqrt(mean(u^2) + eps) over each group, u = x silu(before),
+for a layer norm less its mean."""
 
 import torch
 from torch import Tensor
@@ -6,14 +7,26 @@ from torch.nn.functional import silu
 
 
 def norm(
-    x: Tensor, weight: Tensor | None, before: Tensor | None, after: Tensor | None, groups: int, eps: float, mean: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+    groups: int,
+    eps: float,
+    mean: bool,
+    centre: bool,
 ) -> Tensor:
     if before is not None:
         x = x * silu(before)
     parts = x if groups == 1 else torch.unflatten(x, -1, (groups, -1))
+    if centre:
+        parts = parts - parts.mean(-1, keepdim=True)
     squares = parts * parts
     parts = parts * ((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps).rsqrt()
     y = parts.reshape(x.shape)
     if weight is not None:
         y = y * weight
+    if bias is not None:
+        y = y + bias
     return y if after is None else y * silu(after)

@@ -15,15 +15,17 @@ from mixassay.kernels.norm import triton
 def norm(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
+    centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    weight, before, after = (None if t is None else t.unsqueeze(0) for t in (weight, before, after))
-    y: Tensor = forward(x.unsqueeze(0), weight, before, after, groups, eps, mean, dtype)
+    weight, bias, before, after = (None if t is None else t.unsqueeze(0) for t in (weight, bias, before, after))
+    y: Tensor = forward(x.unsqueeze(0), weight, bias, before, after, groups, eps, mean, centre, dtype)
     return y.squeeze(0)
 
 
@@ -31,44 +33,50 @@ def norm(
 def forward(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
+    centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x, before, after [M, ..., D] and weight [M, D] of M members."""
+    """x, before, after [M, ..., D] and weight, bias [M, D] of M members."""
     with on_device(x):
-        return triton.forward(x, weight, before, after, groups, eps, mean, dtype)
+        return triton.forward(x, weight, bias, before, after, groups, eps, mean, centre, dtype)
 
 
 @torch.library.custom_op("mixassay::norm_backward", mutates_args=())
 def backward(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     dy: Tensor,
     groups: int,
     eps: float,
     mean: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    centre: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with on_device(x):
-        dx, *others = triton.backward(x, weight, before, after, dy, groups, eps, mean)
-    dweight, dbefore, dafter = (nothing(x) if t is None else t for t in others)
-    return dx, dweight, dbefore, dafter
+        dx, *others = triton.backward(x, weight, bias, before, after, dy, groups, eps, mean, centre)
+    dweight, dbias, dbefore, dafter = (nothing(x) if t is None else t for t in others)
+    return dx, dweight, dbias, dbefore, dafter
 
 
 @forward.register_fake
 def _(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
+    centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
@@ -76,20 +84,20 @@ def _(
 
 @backward.register_fake
 def _(
-    x: Tensor, weight: Tensor | None, before: Tensor | None, after: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dweight, dbefore, dafter = (nothing(x) if t is None else t.new_empty(t.shape) for t in (weight, before, after))
-    return x.new_empty(x.shape), dweight, dbefore, dafter
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, before: Tensor | None, after: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    others = (weight, bias, before, after)
+    return x.new_empty(x.shape), *(nothing(x) if t is None else t.new_empty(t.shape) for t in others)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.groups, ctx.eps, ctx.mean, _ = inputs
+    *tensors, ctx.groups, ctx.eps, ctx.mean, ctx.centre, _ = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    grads = backward(*ctx.saved_tensors, dy, ctx.groups, ctx.eps, ctx.mean)
-    return *map(present, grads), None, None, None, None
+    grads = backward(*ctx.saved_tensors, dy, ctx.groups, ctx.eps, ctx.mean, ctx.centre)
+    return *map(present, grads), None, None, None, None, None
 
 
 forward.register_autograd(_gradients, setup_context=_remember)

@@ -1,12 +1,15 @@
 """Norms in Triton: one pass over memory forward, one backward.
 
     u = x silu(before)      r = (sum(u^2) / N + eps)^-1/2, or without the mean 1 for N       n = r u
-    y = n weight silu(after)
+    y = (n weight + bias) silu(after)
 
-Backward, with e = dy silu(after) weight and everything recomputed:
+A layer norm centres u first, u - sum(u) / N. Backward, with e = dy silu(after) weight and everything recomputed:
 
-    du = r (e - n sum(e n) / N)     dweight = sum over tokens of dy silu(after) n     dafter = dy n weight silu'(after)
+    du = r (e - n sum(e n) / N)     dweight = sum over tokens of dy silu(after) n     dbias = the same without n
     dx = du silu(before)            dbefore = du x silu'(before)
+    dafter = dy (n weight + bias) silu'(after)
+
+and du is centred as u was.
 
 A row is one group of one token. A program takes a share of one model's tokens, for one group, a few rows at a time:
 so it has the weight in registers, and one row of the weight's gradient, which are added up in a fixed order.
@@ -47,14 +50,18 @@ def scope(tokens, share, programs, GROUPS: tl.constexpr):
 
 @kernel
 def forward_kernel(
-    x, weight, before, after, y, x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, tokens, share, programs, eps,
-    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    x, weight, bias, before, after, y,
+    x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, tokens, share, programs, eps,
+    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     first, last, group, member = scope(tokens, share, programs, GROUPS)
     column = tl.arange(0, BN)[None, :]
     inside = column < N
     if weight is not None:
         w = tl.load(weight + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
+    if bias is not None:
+        b = tl.load(bias + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
     for token in range(first, last, BR):
         at = token + tl.arange(0, BR)
         row = at * GROUPS + group
@@ -63,9 +70,13 @@ def forward_kernel(
         if before is not None:
             z = tl.load(before + offsets(row, b_inner, b_stride, N) + column, mask=keep, other=0.0).to(ACC)
             u *= silu(z)[0]
+        if CENTRE:
+            u = tl.where(inside, u - tl.sum(u, axis=1)[:, None] / N, 0.0)
         n = u * tl.rsqrt(tl.sum(u * u, axis=1) / COUNT + eps)[:, None]
         if weight is not None:
             n *= w
+        if bias is not None:
+            n += b
         if after is not None:
             z = tl.load(after + offsets(row, a_inner, a_stride, N) + column, mask=keep, other=0.0).to(ACC)
             n *= silu(z)[0]
@@ -74,9 +85,10 @@ def forward_kernel(
 
 @kernel
 def backward_kernel(
-    x, weight, before, after, dy, dx, sums, dbefore, dafter,
+    x, weight, bias, before, after, dy, dx, sums, bias_sums, dbefore, dafter,
     x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, dy_inner, dy_stride, tokens, share, programs, eps,
-    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     first, last, group, member = scope(tokens, share, programs, GROUPS)
     column = tl.arange(0, BN)[None, :]
@@ -84,6 +96,9 @@ def backward_kernel(
     if weight is not None:
         w = tl.load(weight + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
         dw = tl.zeros([BR, BN], ACC)
+    if bias is not None:
+        b = tl.load(bias + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
+        db = tl.zeros([BR, BN], ACC)
     for token in range(first, last, BR):
         at = token + tl.arange(0, BR)
         row = at * GROUPS + group
@@ -96,27 +111,38 @@ def backward_kernel(
             z = tl.load(before + offsets(row, b_inner, b_stride, N) + column, mask=keep, other=0.0).to(ACC)
             opened, slope = silu(z)
             u = x_ * opened
+        if CENTRE:
+            u = tl.where(inside, u - tl.sum(u, axis=1)[:, None] / N, 0.0)
         r = tl.rsqrt(tl.sum(u * u, axis=1) / COUNT + eps)[:, None]
         n = u * r
         if after is not None:
             z = tl.load(after + offsets(row, a_inner, a_stride, N) + column, mask=keep, other=0.0).to(ACC)
             passed, steep = silu(z)
-            da = e * n * steep
+            plain = n
             if weight is not None:
-                da *= w
+                plain *= w
+            if bias is not None:
+                plain += b
+            da = e * plain * steep
             tl.store(dafter + out, da.to(dafter.dtype.element_ty), mask=keep)
             e *= passed
+        if bias is not None:
+            db += e
         if weight is not None:
             dw += e * n
             e *= w
         du = r * (e - n * (tl.sum(e * n, axis=1) / COUNT)[:, None])
+        if CENTRE:
+            du -= tl.sum(du, axis=1)[:, None] / N
         if before is not None:
             tl.store(dbefore + out, (du * x_ * slope).to(dbefore.dtype.element_ty), mask=keep)
             du *= opened
         tl.store(dx + out, du.to(dx.dtype.element_ty), mask=keep)
+    at = tl.program_id(0).to(tl.int64) * N + column
     if weight is not None:
-        program = tl.program_id(0).to(tl.int64)
-        tl.store(sums + program * N + column, tl.sum(dw, axis=0)[None, :], mask=inside)
+        tl.store(sums + at, tl.sum(dw, axis=0)[None, :], mask=inside)
+    if bias is not None:
+        tl.store(bias_sums + at, tl.sum(db, axis=0)[None, :], mask=inside)
 
 
 class Shares(NamedTuple):
@@ -142,14 +168,16 @@ class Shares(NamedTuple):
 def forward(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
+    centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x, before and after [M ..., groups N] of M models, one after the other; weight [M, groups N]."""
+    """x, before and after [M ..., groups N] of M models, one after the other; weight and bias [M, groups N]."""
     members = 1 if weight is None else len(weight)
     N, how = x.shape[-1] // groups, Shares.of(x, groups, members)
     y = x.new_empty(x.shape, dtype=dtype)
@@ -157,9 +185,9 @@ def forward(
     before, *b_rows = _rows(before, N)
     after, *a_rows = _rows(after, N)
     forward_kernel[(members * how.programs * groups,)](
-        x, None if weight is None else weight.contiguous(), before, after, y, *x_rows, *b_rows, *a_rows,
-        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, COUNT=N if mean else 1, BR=how.rows,
-        BN=how.width, ACC=_accumulator(x), num_warps=how.warps,
+        x, _whole(weight), _whole(bias), before, after, y, *x_rows, *b_rows, *a_rows,
+        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre,
+        BR=how.rows, BN=how.width, ACC=_accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     return y
 
@@ -167,30 +195,41 @@ def forward(
 def backward(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
     dy: Tensor,
     groups: int,
     eps: float,
     mean: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, before and after."""
+    centre: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight, bias, before and after."""
     members = 1 if weight is None else len(weight)
     N, how = x.shape[-1] // groups, Shares.of(x, groups, members)
     dx, dbefore, dafter = (None if t is None else t.new_empty(t.shape) for t in (x, before, after))
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    sums = None if weight is None else x.new_empty((members, how.programs, groups * N), dtype=acc)
+    sums, bias_sums = (
+        None if t is None else x.new_empty((members, how.programs, groups * N), dtype=acc) for t in (weight, bias)
+    )
     x, *x_rows = _rows(x, N)
     before, *b_rows = _rows(before, N)
     after, *a_rows = _rows(after, N)
     dy, *dy_rows = _rows(dy, N)
     backward_kernel[(members * how.programs * groups,)](
-        x, None if weight is None else weight.contiguous(), before, after, dy, dx, sums, dbefore, dafter,
+        x, _whole(weight), _whole(bias), before, after, dy, dx, sums, bias_sums, dbefore, dafter,
         *x_rows, *b_rows, *a_rows, *dy_rows, how.tokens, how.share, how.programs, eps,
-        GROUPS=groups, N=N, COUNT=N if mean else 1, BR=how.rows, BN=how.width, ACC=_accumulator(x),
+        GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=_accumulator(x),
         num_warps=how.warps,
     )  # fmt: skip
-    return dx, None if sums is None else sums.sum(1).to(weight.dtype), dbefore, dafter
+    dweight, dbias = (
+        None if t is None else parts.sum(1).to(t.dtype) for t, parts in ((weight, sums), (bias, bias_sums))
+    )
+    return dx, dweight, dbias, dbefore, dafter
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _rows(x: Tensor | None, N: int) -> tuple[Tensor | None, int, int]:

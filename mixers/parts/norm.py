@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from mixassay.kernels.norm import l2_norm, rms_norm
+from mixassay.kernels.norm import l2_norm, layer_norm, rms_norm
 
+EPS_LAYER = 1e-5
 EPS_RMS = 1e-5
 EPS_L2 = 1e-6
 
@@ -23,6 +24,21 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, *, before: Tensor | None = None, after: Tensor | None = None) -> Tensor:
         return rms_norm(x, self.weight, before=before, after=after, groups=self.groups, eps=EPS_RMS)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), weight 1 and bias 0 at first.
+
+    `dtype` as in `layer_norm`: a result that is added to a residual stream should not be rounded for a product.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, eps=EPS_LAYER, dtype=dtype)
 
 
 def l2norm(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mixassay.errors import UserError
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_score
 from mixassay.mixers import Mixer, mixer
+from mixassay.mixers.parts.norm import LayerNorm, RMSNorm
 from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
 
@@ -90,8 +91,8 @@ class Block(nn.Module):
         x = x + y
         if self.norm2 is None:
             return x
-        y = self.norm2(x)
-        return x + (self.mlp(y) if self.mlp is not None else y)
+        y = self.norm2(x, dtype=x.dtype) if self.mlp is None else self.mlp(self.norm2(x))
+        return x + y
 
 
 class Model(nn.Module):
@@ -136,7 +137,7 @@ class Model(nn.Module):
 
 
 def norm(spec: ModelSpec) -> nn.Module:
-    return nn.LayerNorm(spec.d_model) if spec.block == "zoology" else nn.RMSNorm(spec.d_model, eps=1e-5)
+    return LayerNorm(spec.d_model) if spec.block == "zoology" else RMSNorm(spec.d_model)
 
 
 def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int) -> Model:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixassay.errors import UserError
-from mixassay.kernels.norm import l2_norm, rms_norm
+from mixassay.kernels.norm import l2_norm, layer_norm, rms_norm
 
 from . import contract
 
@@ -81,6 +81,10 @@ def test_kernels_are_the_definition(shape, groups, poisoned):
     x = {"x": given["x"]}
     found, truth = (results(l2_norm, x, backend=form) for form in ("triton", "torch"))
     contract.assert_close(found, truth, TOL)
+    with_bias = {n: given[n] for n in ("x", "weight")} | {"bias": given["weight"].detach().cos().requires_grad_()}
+    found, truth, by_torch = (results(layer_norm, with_bias, backend=form) for form in ("triton", "reference", "torch"))
+    contract.assert_close(found, truth, TOL)
+    contract.assert_close(by_torch, truth, TOL)
 
 
 def test_many_tokens_share_a_program(poisoned, monkeypatch):
@@ -135,8 +139,8 @@ def test_opcheck():
     given = draw((2, 5, 6), "ba")
     weight = given["weight"].detach()[None].requires_grad_()
     x, before, after = (given[n].detach()[None].requires_grad_() for n in ("x", "before", "after"))
-    torch.library.opcheck(registered.forward, (x, weight, before, after, 2, 1e-5, True, DTYPE))
-    torch.library.opcheck(registered.forward, (x, None, None, None, 1, 1e-5, False, DTYPE))
+    torch.library.opcheck(registered.forward, (x, weight, weight.detach(), before, after, 2, 1e-5, True, True, DTYPE))
+    torch.library.opcheck(registered.forward, (x, None, None, None, None, 1, 1e-5, False, False, DTYPE))
 
 
 @pytest.mark.skipif(GPU, reason="float64 only in the interpreter")
