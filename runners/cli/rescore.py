@@ -38,13 +38,14 @@ def rescore(
     if as_json:
         print(json.dumps([_flat(one) for one in found], indent=1))
         return
-    table = Table("set", "metric", box=None, pad_edge=False)
+    table = Table("set", *(["words"] if by_length else []), "metric", box=None, pad_edge=False)
     for head in ("score", "published", "rows"):
         table.add_column(head, justify="right")
     table.add_column("scored with")
     for score, bin, published in found:
         table.add_row(
-            f"{score.dataset} {bin or ''}",
+            score.dataset,
+            *([bin] if bin else []),
             score.metric,
             f"{score.value:.2f}",
             "" if published is None else f"{published:.2f}",

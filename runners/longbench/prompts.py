@@ -83,14 +83,19 @@ def right(file: str, correction: tuple[str, str] | None, digest: str) -> str:
 
 
 def installed(file: str) -> str:
-    """The template in a task file of lm-eval, as it is. lm-eval is not imported, which would take seconds."""
+    """The template in a task file of lm-eval, as it is."""
+    return str(task_file(file)["doc_to_text"])
+
+
+def task_file(file: str) -> dict[str, Any]:
+    """A task file of lm-eval, which is not imported for it: that would take seconds."""
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("the prompts of LongBench need lm-eval: pip install 'mixassay[lm]'")
     path = Path(spec.submodule_search_locations[0], "tasks", file)
     if not path.is_file():
-        raise UserError(f"lm-eval {version('lm-eval')} has no {path.name}: install the release in constraints.txt")
-    return str(yaml.load(path.read_text(encoding="utf-8"), _TaskFile)["doc_to_text"])
+        raise UserError(f"lm-eval {version('lm-eval')} has no {file}: install the release in constraints.txt")
+    return dict(yaml.load(path.read_text(encoding="utf-8"), _TaskFile))
 
 
 def fill(text: str, values: dict[str, str]) -> str:

@@ -63,7 +63,8 @@ def read(source: str | Path, name: str, *, split: str = "test", configured: bool
         else:
             found = datasets.load_dataset(str(source), name if configured else None, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
-        said = f"{name} of LongBench cannot be read from {file or source}: {str(problem).splitlines()[0]}"
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
+        said = f"{name} of LongBench cannot be read from {file or source}: {why}"
         raise UserError(said if file else f"{said}; a folder with {name}.jsonl needs no network") from problem
     return list(found)
 
