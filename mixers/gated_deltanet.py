@@ -64,9 +64,7 @@ class GatedDeltaNet(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
-        q, k, v = self._heads(self.conv(qkv))
-        _, log_decay = self.decay(dt)
-        return self._output(self._mix(q, k, v, self._beta(beta), log_decay, *levels), gate)
+        return self._output(self._mix(*self._operands(self.conv(qkv), dt, beta), *levels), gate)
 
     def init_state(self, batch: int) -> State:
         return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
@@ -75,12 +73,10 @@ class GatedDeltaNet(Mixer):
         conv, S = state
         qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
         qkv, conv = self.conv.step(qkv, conv)
-        q, k, v = self._heads(qkv)
-        _, log_decay = self.decay(dt)
-        o, S = self._mix_step(q, k, v, self._beta(beta), log_decay, S, *levels)
+        o, S = self._mix_step(*self._operands(qkv, dt, beta), S, *levels)
         return self._output(o, gate), (conv, S)
 
-    # The operator and its state. Log-linear Gated DeltaNet has another, which takes weights of levels too.
+    # The operator and its state. Log-linear and dynamic Gated DeltaNet have others, which take weights of states too.
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
         return gated_delta_rule(q, k, v, beta, log_decay)[0]
@@ -93,14 +89,12 @@ class GatedDeltaNet(Mixer):
     def _init_past(self, batch: int) -> State:
         return self.out_proj.weight.new_zeros(batch, self.heads, self.K, self.V)
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k [..., H, K] of unit length, v [..., H, V]."""
+    def _operands(self, qkv: Tensor, dt: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q and k [..., H, K] of unit length, v [..., H, V], beta and log_decay [..., H]."""
         qk, v = torch.split(qkv, [2 * self.heads * self.K, self.heads * self.V], dim=-1)
         q, k = l2norm(torch.unflatten(qk, -1, (2, self.heads, self.K))).unbind(-3)
-        return q, k, torch.unflatten(v, -1, (self.heads, self.V))
-
-    def _beta(self, raw: Tensor) -> Tensor:
-        return self.strength * wide(raw).sigmoid()
+        _, log_decay = self.decay(dt)
+        return q, k, torch.unflatten(v, -1, (self.heads, self.V)), self.strength * wide(beta).sigmoid(), log_decay
 
     def _output(self, o: Tensor, gate: Tensor) -> Tensor:
         after = torch.unflatten(gate, -1, (self.heads, self.V)) if gate.shape[-1] else None

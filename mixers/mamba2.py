@@ -63,10 +63,8 @@ class Mamba2(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
-        x, B, C = self._heads(self.conv(xBC))
-        dt, log_decay = self.decay(dt)
-        y = self._mix(C, B, x * dt.unsqueeze(-1), log_decay, *levels)
-        return self._output(y, x, z)
+        operands, x = self._operands(self.conv(xBC), dt)
+        return self._output(self._mix(*operands, *levels), x, z)
 
     def init_state(self, batch: int) -> State:
         return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
@@ -75,12 +73,11 @@ class Mamba2(Mixer):
         conv, S = state
         z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
         xBC, conv = self.conv.step(xBC, conv)
-        x, B, C = self._heads(xBC)
-        dt, log_decay = self.decay(dt)
-        y, S = self._mix_step(C, B, x * dt.unsqueeze(-1), log_decay, S, *levels)
+        operands, x = self._operands(xBC, dt)
+        y, S = self._mix_step(*operands, S, *levels)
         return self._output(y, x, z), (conv, S)
 
-    # The operator and its state. Log-linear Mamba-2 has another, which takes weights of levels too.
+    # The operator and its state. Log-linear and dynamic Mamba-2 have others, which take weights of their states too.
 
     def _mix(self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
         return linear_attention(C, B, v, log_decay, scale=1.0)[0]
@@ -93,12 +90,14 @@ class Mamba2(Mixer):
     def _init_past(self, batch: int) -> State:
         return self.out_proj.weight.new_zeros(batch, self.heads, self.d_state, self.head_dim)
 
-    def _heads(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., H, P], B and C [..., G, N]."""
+    def _operands(self, xBC: Tensor, dt: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """C and B [..., G, N], dt x [..., H, P], log_decay [..., H]; and x."""
         shared = self.n_groups * self.d_state
         x, BC = torch.split(xBC, [self.heads * self.head_dim, 2 * shared], dim=-1)
         B, C = torch.unflatten(BC, -1, (2, self.n_groups, self.d_state)).unbind(-3)
-        return torch.unflatten(x, -1, (self.heads, self.head_dim)), B, C
+        x = torch.unflatten(x, -1, (self.heads, self.head_dim))
+        dt, log_decay = self.decay(dt)
+        return (C, B, x * dt.unsqueeze(-1), log_decay), x
 
     def _output(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
         y = y + self.D.unsqueeze(-1) * x

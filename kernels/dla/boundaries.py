@@ -56,7 +56,8 @@ def boundaries(
         axes.check("threshold", tau, "BH" if tau.dim() == 2 else "H")
     with torch.no_grad():
         k, v = lanes(k.repeat_interleave(H // k.shape[2], 2)).to(dtype), lanes(v).to(dtype)
-        g = lanes(log_decay).to(dtype) if log_decay is not None else v.new_zeros(v.shape[:2])
+        floor = -708.0 if dtype == torch.float64 else -87.0  # as good as -inf, which would make NaN
+        g = lanes(log_decay).to(dtype).clamp(min=floor) if log_decay is not None else v.new_zeros(v.shape[:2])
         tau = tau.expand(B, H).reshape(B * H, 1, 1)
         score, boundary = _neighbours(k, v, tau) if reading == "token" else _segments(k, v, g, tau, reading, chunk_size)
     return score.view(B, H, T).transpose(1, 2), boundary.view(B, H, T).transpose(1, 2)

@@ -100,5 +100,6 @@ def frozen(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor, boundary: Tenso
     A = solved(L, q @ k.mT * own) * beta.mT
     # kappa_s = sum_j X[j, s] e^{G_end - G_j} k_j: the key of s at the end of its segment.
     at_end = k * exponent[..., -1:, :].mT.exp()
-    kappa = beta * torch.linalg.solve_triangular(L.mT, at_end, upper=True, unitriangular=True)
-    return A + (q @ kappa.mT).masked_fill(same | later.mT, 0.0)
+    kappa: Tensor = beta * torch.linalg.solve_triangular(L.mT, at_end, upper=True, unitriangular=True)
+    closed: Tensor = (q @ kappa.mT).masked_fill(same | later.mT, 0.0)
+    return A + closed

@@ -51,7 +51,8 @@ def dla(
     scale        None: K**-0.5
     scope        "all": decay and delta rule act on every slot; "segment": on the open one, closed slots are frozen
     gate         [B, T, H], None or probabilities of a boundary. Alone, they change nothing but receive the gradient of
-                 `straight_through.py`; with `opening` (`register.openings`) slots move that much (scope "all")
+                 `straight_through.py` (for scope "segment" as if what is frozen were given); with `opening`
+                 (`register.openings`) slots move that much (scope "all")
     chunk_size   tokens of a chunk of the torch form; None: all in one for up to 512 tokens, and for scope "segment"
     returns      o [B, T, H, V] in v's dtype
 
@@ -84,9 +85,7 @@ def dla(
         log_decay, beta, gate = (None if x is None else x.to(dtype) for x in (log_decay, beta, gate))
         if chosen == "reference" and (gate is None or opening is not None):
             o = reference.dla(q, k, v, rank_scale, schedule, log_decay, beta, scale, scope, gate, opening)
-        elif chosen == "torch" and (
-            opening is not None or scope == "segment" or (chunk_size is None and q.shape[1] <= DENSE)
-        ):
+        elif chosen == "torch" and (scope == "segment" or opening is not None or (chunk_size or DENSE) >= q.shape[1]):
             o = dense.dla(q, k, v, rank_scale, schedule, log_decay, beta, scale, scope, gate, opening)
         else:
 
@@ -111,9 +110,13 @@ def dla_step(
     *,
     scale: float | None = None,
     scope: Scope = "all",
+    gate: Tensor | None = None,
+    opening: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token of `dla`: q, k [B, G, K], v [B, H, V], rank_scale [B, H, R], shift int64 [B, H] (the highest rank that
     moves up, -1 at no boundary), log_decay and beta (or None) [B, H], slots [B, H, R, K, V], zeros before any token.
+    A gate [B, H] receives the slope of the soft register at the boundaries as they are, exact also where slots meet;
+    `opening` int64 [B, H], needed with it, is the shift that a boundary makes or would have made.
 
     Returns o [B, H, V] in v's dtype and the new slots in their old dtype; keep them in float32 or wider.
     """
@@ -131,7 +134,12 @@ def dla_step(
     dtype, heads = accumulator(q, k, v, rank_scale, log_decay, beta, slots), v.shape[1] // q.shape[1]
     with no_autocast(q):
         q, k = (x.to(dtype).repeat_interleave(heads, dim=1) for x in (q, k))  # [B, H, K]
-        S = move(slots.to(dtype).flatten(0, 1), shift.flatten()).view(slots.shape)
+        before = slots.to(dtype).flatten(0, 1)
+        S = move(before, shift.flatten())
+        if gate is not None and opening is not None:
+            zero = (gate - gate.detach()).to(dtype).flatten()[:, None, None, None]
+            S = S + zero * (move(before, opening.flatten()) - before)
+        S = S.view(slots.shape)
         moved, S = (S, S[:, :, :0]) if scope == "all" else (S[:, :, :1], S[:, :, 1:])
         if log_decay is not None:
             moved = log_decay.to(dtype).exp()[..., None, None, None] * moved

@@ -57,9 +57,9 @@ def make(
     else:
         boundary = forced
     found = slots(boundary, capacity, rule=rule, score=score, k=k, v=v)  # type: ignore[arg-type]
-    return v.new_zeros(v.shape[:3], dtype=accumulator(k, v)) if score is None else score.contiguous(), *(
-        x.contiguous() for x in found
-    )
+    boundary, shift, starts = (x.contiguous() for x in found)
+    score = v.new_zeros(v.shape[:3], dtype=accumulator(k, v)) if score is None else score.contiguous()
+    return score, boundary, shift, starts
 
 
 @make.register_fake

@@ -111,9 +111,13 @@ def _pick(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
 
 
 def move(x: Tensor, shift: Tensor) -> Tensor:
-    """What slots [N, S, ...] that add up (states, counts) become when ranks 0 .. shift [N] move up: rank 0 is empty."""
-    rank = torch.arange(x.shape[1], device=x.device)
-    moves = (rank <= shift[:, None]).view(*x.shape[:2], *[1] * (x.dim() - 2))
+    """What slots [N, S, ...] that add up (states, counts) become when ranks 0 .. shift [N] move up: rank 0 is empty.
+
+    Nothing falls out at the top: for shift = S - 1 the last slot, empty at a hard boundary, meets the one that comes.
+    """
+    S = x.shape[1]
+    moves = torch.arange(S, device=x.device) <= shift[:, None].clamp(max=S - 2)
+    moves = moves.view(*x.shape[:2], *[1] * (x.dim() - 2))
     up = torch.where(moves, x, 0)[:, :-1]
     return torch.cat((torch.zeros_like(x[:, :1]), up), dim=1) + torch.where(moves, 0, x)
 

@@ -22,7 +22,7 @@ TAU = torch.tensor([0.7, 0.9, 1.0, 1.2], dtype=torch.float64)
 TOL = 1e-10
 
 
-def inputs(seed: int, T: int, R: int, *, delta: bool, decay: str = "weak", B: int = 2, G: int = 2) -> dict[str, Any]:
+def inputs(seed: int, T: int, R: int, *, delta: bool, decay: str = "weak", B: int = 2, G: int = 2) -> Any:
     """Segments of seven tokens, noisy; four heads."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -42,14 +42,14 @@ def inputs(seed: int, T: int, R: int, *, delta: bool, decay: str = "weak", B: in
     }
 
 
-def cut(given: dict[str, Any], **how: Any) -> tuple[Tensor, Schedule]:
+def cut(given: Any, **how: Any) -> tuple[Tensor, Schedule]:
     how = {"threshold": TAU} | how
     return schedule(given["k"], given["v"], given["rank_scale"].shape[-1], log_decay=given["log_decay"], **how)
 
 
-def values(given: dict[str, Any], **options: Any) -> dict[str, Tensor]:
+def values(given: Any, **options: Any) -> dict[str, Tensor]:
     """Output and the gradient of a fixed random projection of it for every input."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in given.items() if x is not None}
+    leaves: Any = {n: x.detach().clone().requires_grad_() for n, x in given.items() if x is not None}
     o = dla(**given | leaves, **options)
     weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     grads = torch.autograd.grad((o * weight).sum(), list(leaves.values()))
@@ -82,6 +82,7 @@ def test_closed_segments_are_frozen(decay: str, delta: bool) -> None:
 def test_weights_of_one_are_the_base(delta: bool) -> None:
     for rule in ("density", "weak", "ward"):
         given = inputs(3, 90, 4, delta=delta)
+        base: Any
         rank_scale, base = torch.ones_like(given["rank_scale"]), {n: x for n, x in given.items() if n != "rank_scale"}
         _, found = cut(given, rule=rule)
         whole = (gated_delta_rule if delta else linear_attention)(**{n: x for n, x in base.items() if x is not None})[0]
@@ -115,12 +116,12 @@ def test_steps_are_the_whole(delta: bool) -> None:
             _, found = cut(given | {"log_decay": None})
             o, state = dla(**given, schedule=found, scope=scope), torch.zeros(2, 4, R, 5, 3, dtype=torch.float64)
             for t in range(40):
-                now = {n: None if x is None else x[:, t] for n, x in given.items()}
+                now: Any = {n: None if x is None else x[:, t] for n, x in given.items()}
                 y, state = dla_step(**now, shift=found.shift[:, t], slots=state, scope=scope)
                 assert error(y, o[:, t]) <= TOL
 
 
-def soft(given: dict[str, Any], p: Tensor, opening: Tensor, found: Schedule, **options: Any) -> Tensor:
+def soft(given: Any, p: Tensor, opening: Tensor, found: Schedule, **options: Any) -> Tensor:
     return dla(**given, schedule=found, gate=p, opening=opening, **options)
 
 
@@ -150,7 +151,8 @@ def test_the_gate_has_the_slope_of_the_soft_register(delta: bool) -> None:
     b, opening, h = found.boundary.double(), torch.full_like(found.shift, 23), 1e-3
     gate = torch.rand(b.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     weight = torch.randn(1, 24, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for options in ({}, {"chunk_size": 7}, {"backend": "reference"}):
+    forms: list[dict[str, Any]] = [{}, {"chunk_size": 7}, {"backend": "reference"}]
+    for options in forms:
         o = dla(**given, schedule=found, gate=gate, **options)
         assert error(o, dla(**given, schedule=found)) <= TOL, "a gate alone changes nothing"
         (slope,) = torch.autograd.grad((o * weight).sum(), gate)
@@ -181,7 +183,7 @@ def test_vmap_is_a_loop(chunk: int | None, delta: bool) -> None:
     taus = torch.stack([TAU, TAU - 0.2, TAU + 0.1])
 
     def run(tau: Tensor, *xs: Tensor) -> Tensor:
-        given = dict.fromkeys(members[0], None) | dict(zip(names, xs, strict=True))
+        given: Any = dict.fromkeys(members[0], None) | dict(zip(names, xs, strict=True))
         score, found = cut(given, threshold=tau)
         return dla(**given, schedule=found, gate=torch.sigmoid(score - tau), chunk_size=chunk)
 
@@ -206,8 +208,9 @@ def test_the_schedule_is_a_torch_operator() -> None:
 def test_causal_to_the_bit() -> None:
     for delta in (False, True):
         one, other = (inputs(seed, 70, 3, delta=delta) for seed in (11, 12))
-        mixed = {n: None if x is None else torch.cat((x[:, :40], other[n][:, 40:]), dim=1) for n, x in one.items()}
-        for scope, chunk in (("all", None), ("all", 16), ("segment", None)):
+        mixed: Any = {n: None if x is None else torch.cat((x[:, :40], other[n][:, 40:]), dim=1) for n, x in one.items()}
+        ways: list[tuple[Any, int | None]] = [("all", None), ("all", 16), ("segment", None)]
+        for scope, chunk in ways:
             before, after = (dla(**x, schedule=cut(x)[1], scope=scope, chunk_size=chunk) for x in (one, mixed))
             assert torch.equal(before[:, :40], after[:, :40])
             assert not torch.isclose(before[:, 40:], after[:, 40:]).all(-1).any()
@@ -216,17 +219,20 @@ def test_causal_to_the_bit() -> None:
 @pytest.mark.parametrize("delta", [False, True], ids=["scalar", "delta"])
 def test_float32_and_bfloat16(delta: bool) -> None:
     """As near to float64 as the recurrence in float32; half inputs are the float32 result rounded once."""
-    given = {n: None if x is None else x.float() for n, x in inputs(13, 130, 6, delta=delta, decay="reset").items()}
+    given: Any = {
+        n: None if x is None else x.float() for n, x in inputs(13, 130, 6, delta=delta, decay="reset").items()
+    }
     _, found = cut(given | {"log_decay": None})
-    truth = dla(**{n: None if x is None else x.double() for n, x in given.items()}, schedule=found)
+    exact: Any = {n: None if x is None else x.double() for n, x in given.items()}
+    truth = dla(**exact, schedule=found)
     loop = error(dla(**given, schedule=found, backend="reference"), truth)
     for chunk in (None, 32):
         assert error(dla(**given, schedule=found, chunk_size=chunk), truth) <= 4 * loop + 2e-6
-    half = {n: None if x is None else x.bfloat16() for n, x in given.items()}
+    half: Any = {n: None if x is None else x.bfloat16() for n, x in given.items()}
     o = dla(**half, schedule=found)
     assert o.dtype == torch.bfloat16
-    wide = dla(**{n: None if x is None else x.float() for n, x in half.items()}, schedule=found)
-    assert torch.equal(o, wide.bfloat16())
+    wide: Any = {n: None if x is None else x.float() for n, x in half.items()}
+    assert torch.equal(o, dla(**wide, schedule=found).bfloat16())
 
 
 def test_what_does_not_fit_is_said() -> None:

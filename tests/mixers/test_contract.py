@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from mixassay.kernels.common.fenwick import FenwickState
 from mixassay.mixers import mixer, nbytes
+from mixassay.mixers.parts.slots import BY_RANK
 
 D = 16
 VARIANTS = {
@@ -45,6 +46,17 @@ VARIANTS = {
     "log_linear_gated_deltanet": [
         {"heads": 2, "allow_neg_eigval": True, "levels": 4},
         {"heads": 4, "head_dim": 6, "expand_v": 1.5, "conv": 0, "gate": False, "levels": 8},
+    ],
+    "dla": [
+        {"heads": 2, "capacity": 4, "conv": 4, "feature_map": "elu", "rule": "weak", "weights": "content"},
+        {"capacity": 5, "rule": "ward", "reading": "token", "score_proj": 3},
+    ],
+    "dla_mamba2": [
+        {"d_state": 8, "head_dim": 4, "n_groups": 2, "capacity": 4, "weights": "content", "score_proj": 2},
+    ],
+    "dla_gated_deltanet": [
+        {"heads": 2, "allow_neg_eigval": True, "capacity": 4, "rule": "weak"},
+        {"heads": 4, "expand_v": 1.5, "conv": 0, "capacity": 3, "cuts": "blocks", "every": 5, "scope": "segment"},
     ],
     "hla2": [
         {"heads": 4, "kv_heads": 2, "decay": "token", "rope": True},
@@ -124,7 +136,11 @@ def test_causal_to_the_bit(name, kw):
 
 @every
 def test_every_parameter_gets_a_finite_gradient(name, kw):
+    """Near the start: right there, weights of zero may hide other parameters."""
     m, x = build(name, kw, dtype=torch.float32), tokens(2, 40, dtype=torch.float32).requires_grad_()
+    with torch.no_grad():
+        for p in m.parameters():
+            p.add_(0.01 * torch.randn_like(p))
     leaves = {"x": x, **dict(m.named_parameters())}
     grads = torch.autograd.grad(m(x).square().sum(), list(leaves.values()), allow_unused=True)
     for who, grad in zip(leaves, grads, strict=True):
@@ -240,7 +256,14 @@ def test_live_state_bytes_are_those_that_are_not_zero(name, kw):
 
 
 def slots(state):
-    return [s.slots for s in state if isinstance(s, FenwickState)] if isinstance(state, tuple) else []
+    """Tensors with slots on axis 2."""
+    found = []
+    for s in state if isinstance(state, tuple) else []:
+        if isinstance(s, FenwickState):
+            found.append(s.slots)
+        elif isinstance(s, dict):
+            found += [s[name] for name in BY_RANK if name in s]
+    return found
 
 
 @every
@@ -271,6 +294,10 @@ STATE_BYTES = [
     ("log_linear_mamba2", {}, lambda T: 4 * (15 * 32 * 128 + 3 * (32 + 2 * 128)) + 8),
     ("log_linear_mamba2", {"d_state": 8, "conv": 0, "levels": 4}, lambda T: 4 * 4 * 32 * 8 + 8),
     ("log_linear_gated_deltanet", {}, lambda T: 4 * (15 * 16 * 32 + 3 * (16 + 16 + 32)) + 8),
+    ("dla", {"capacity": 7}, lambda T: 4 * 7 * D * D + 8 + 7 * (8 + 8)),
+    ("dla", {"capacity": 7, "cuts": "blocks"}, lambda T: 4 * 7 * D * D + 8 + 7 * 8),
+    ("dla_mamba2", {"d_state": 8, "conv": 0, "capacity": 4}, lambda T: 4 * 4 * 32 * 8 + 8 + 4 * (8 + 8)),
+    ("dla_gated_deltanet", {"capacity": 3}, lambda T: 4 * (4 * 16 * 32 + 3 * (16 + 16 + 32)) + 8 + 3 * (8 + 8)),
 ]
 
 
@@ -278,5 +305,7 @@ STATE_BYTES = [
 def test_state_bytes_by_hand(name, kw, expected):
     m = build(name, kw, dtype=torch.float32)
     assert {T: m.state_bytes(T) for T in (1, 4, 5, 6, 40)} == {T: expected(T) for T in (1, 4, 5, 6, 40)}
-    position = 8 * ("rope" in kw or "log_linear" in name)
-    assert build(name, kw).state_bytes(4) == 2 * (expected(4) - position) + position
+    integers = 8 * ("rope" in kw or "log_linear" in name)
+    if "dla" in name:  # the position; tokens and, where scores decide, scores of every slot
+        integers = 8 + 8 * kw["capacity"] * (1 + (kw.get("cuts", "scored") == "scored"))
+    assert build(name, kw).state_bytes(4) == 2 * (expected(4) - integers) + integers
