@@ -584,8 +584,9 @@ def gradients_kernel(
         tl.store(dbeta + at_scalar, db + kE, mask=i < live)
 
         dqs, A = _read(dos, us, ST, do, u, states, at_value, at_state, i, live, kk, H, K, V, C, BK, BV, DOT, ACC, PREC)
-        A = tl.where(lower, A * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
-        dqs = tl.dot(A, ks, acc=dqs * since[:, None], input_precision=PREC, out_dtype=ACC) * scale
+        # Rounded with the scale in it, as for dk below: in dG the pairs of both must cancel.
+        A = tl.where(lower, A * scale * weight(Gs[:, None] - Gs[None, :], ACC), 0.0).to(DOT)
+        dqs = tl.dot(A, ks, acc=dqs * (scale * since)[:, None], input_precision=PREC, out_dtype=ACC)
         store_rows(dq + at_out, dqs, i, live, kk, H * K, K, BK)
         dG = tl.sum(qs.to(ACC) * dqs, 1)
 
