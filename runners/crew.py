@@ -16,24 +16,47 @@ from mixassay.errors import UserError
 from mixassay.record import Status
 from mixassay.runners.plan import Job
 
-Inbox = queue.Queue[tuple["Process", dict[str, Any]]]
+Inbox = queue.Queue[tuple["Member", dict[str, Any]]]
 
 
-class Process:
-    """One worker, in a process group of its own, so that Ctrl-C reaches the main process alone.
+class Member:
+    """What the launcher knows of one worker, wherever it runs.
 
     Everything it says lands in `inbox`; an `exit` message follows when it has gone. `job` is what it is busy with,
-    `since` when it began that. `told`: it was sent what jobs belong to; `ready`: it has understood; `leaving`: it
-    will take no more jobs.
+    `since` when it began that, `heard` when it last said anything. `up`: it can be spoken to; `checking`: it was asked
+    to validate the sweep; `told`: it was sent what jobs belong to; `ready`: it has understood; `leaving`: it will take
+    no more jobs; `hung`: it was killed for its silence.
     """
 
-    def __init__(self, slot: int, device: str, threads: int, inbox: Inbox) -> None:
+    def __init__(self, slot: int, inbox: Inbox) -> None:
         self.slot, self.inbox = slot, inbox
         self.job: Job | None = None
-        self.since = time.monotonic()
-        self.told = self.ready = self.leaving = False
+        self.since = self.heard = time.monotonic()
+        self.up = self.checking = self.told = self.ready = self.leaving = self.hung = False
         self.killed_for: tuple[Status, str] | None = None  # what it is to be recorded as, when we killed it
         self.last_words: deque[str] = deque(maxlen=20)
+
+    def send(self, **message: Any) -> None:
+        raise NotImplementedError
+
+    def dismiss(self) -> None:
+        """Let it leave: at once if idle, else after writing a checkpoint."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End it and all that it has started."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End it, and wait until it is gone."""
+        raise NotImplementedError
+
+
+class Process(Member):
+    """A worker on this machine, in a process group of its own, so that Ctrl-C reaches the main process alone."""
+
+    def __init__(self, slot: int, device: str, threads: int, inbox: Inbox) -> None:
+        super().__init__(slot, inbox)
         self.popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "mixassay.runners.worker", device, str(threads)],
             stdin=subprocess.PIPE,
@@ -53,19 +76,16 @@ class Process:
             self.popen.stdin.flush()
 
     def dismiss(self) -> None:
-        """Let it leave: at once if idle, else after writing a checkpoint."""
         self.leaving = True
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.close()
 
     def kill(self) -> None:
-        """End it and all that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it and wait until it and its pipes are gone."""
         self.kill()
         self.popen.wait()
         for thread in self.threads:
@@ -90,15 +110,20 @@ class Process:
 
 
 class Crew:
-    """The processes by slot, all saying what they say into one inbox."""
+    """The workers by slot, all saying what they say into one inbox. Slots take turns on the devices."""
 
     def __init__(self, device: str, threads: int) -> None:
-        self.device, self.threads = device, threads
+        self.devices, self.threads = (device,), threads
         self.inbox: Inbox = queue.Queue()
-        self.members: dict[int, Process] = {}
+        self.members: dict[int, Member] = {}
 
-    def start(self, slot: int) -> Process:
-        self.members[slot] = Process(slot, self.device, self.threads, self.inbox)
+    @property
+    def on_cpu(self) -> bool:
+        return self.devices == ("cpu",)
+
+    def start(self, slot: int) -> Member:
+        device = self.devices[slot % len(self.devices)]
+        self.members[slot] = Process(slot, device, self.threads, self.inbox)
         return self.members[slot]
 
     def ask_device(self) -> str:
@@ -107,7 +132,7 @@ class Crew:
         while True:
             _, message = self.inbox.get()
             if message["event"] == "ready":
-                self.device = message["device"]
+                process.up, self.devices = True, tuple(message["devices"])
                 return str(message["name"])
             if message["event"] in ("refused", "exit"):
                 self.close()

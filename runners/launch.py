@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from mixassay.errors import UserError
 from mixassay.record import RunRecord, Status
-from mixassay.runners.crew import Crew, Process
+from mixassay.runners.crew import Crew, Member
 from mixassay.runners.plan import Job, Plan
 from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
@@ -33,12 +33,14 @@ BUSY_WAIT = 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """`timeout` is one job's, `max_time` the whole sweep's, in seconds; `retries` counts deaths of a job's worker;
-    `reusable` says whether a worker is good for more after a failure.
+    """`timeout` is one job's, `hang` that of one step (or whatever else a worker does in silence), `max_time` the whole
+    sweep's, in seconds; `retries` counts deaths of a job's worker; `reusable` says whether a worker is good for more
+    after a failure.
     """
 
     slots: int
     timeout: float | None = None
+    hang: float | None = None
     retries: int = 1
     max_time: float | None = None
     fail_fast: bool = False
@@ -87,14 +89,13 @@ class Launcher:
         for slot in range(slots):
             if slot not in self.crew.members:
                 self.crew.start(slot)
-        if slots:
-            self.crew.members[0].send(check=self.check)
         with self._signals():
             try:
                 while not self._over():
                     self._hand_out()
                     with contextlib.suppress(queue.Empty):
                         process, message = self.crew.inbox.get(timeout=0.1)
+                        process.heard = time.monotonic()
                         getattr(self, f"_on_{message['event']}")(process, message)
                     self._look_at_the_clock(began)
                     self._look_at_signals()
@@ -113,22 +114,25 @@ class Launcher:
         return not busy and not self.plan.queue and not self.later
 
     def _hand_out(self) -> None:
-        if not self.checked or self.draining:
+        if self.draining:
+            return
+        if not self.checked:
+            self._have_checked()
             return
         now = time.monotonic()
         for slot in range(self.settings.slots):
             process = self.crew.members.get(slot)
-            if process is not None and (process.job or process.leaving):
+            if process is None and (self.plan.queue or self.later):
+                self.crew.start(slot)
+            if process is None or process.job or process.leaving or not process.up:
                 continue
             job = self._next(now)
             if job is None:
                 return
-            if process is None:
-                process = self.crew.start(slot)
             if not process.told:
                 process.told = True
                 process.send(sweep=self.sweep)
-            process.job, process.since = job, now
+            process.job, process.since, process.heard = job, now, now
             skip = [key for key in job.keys if not self.plan.wants(key)]
             specs = [spec.model_dump(mode="json") for spec in job.specs]
             force = self.plan.mode == "force"
@@ -136,55 +140,62 @@ class Launcher:
                 job={"id": job.id, "specs": specs, "folder": str(self.folder / job.id), "skip": skip, "force": force}
             )
 
+    def _have_checked(self) -> None:
+        """Let one worker validate the sweep, the next if its machine is lost."""
+        up = [process for process in self.crew.members.values() if process.up and not process.leaving]
+        if up and not any(process.checking for process in up):
+            up[0].checking = True
+            up[0].send(check=self.check)
+
     def _next(self, now: float) -> Job | None:
         job = self.plan.take()
         if job is None and self.later and self.later[0][0] <= now:
             job = self.later.pop(0)[1]
         return job
 
-    def _on_ready(self, process: Process, message: dict[str, Any]) -> None:
-        pass
+    def _on_ready(self, process: Member, message: dict[str, Any]) -> None:
+        process.up = True
 
-    def _on_prepared(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_prepared(self, process: Member, message: dict[str, Any]) -> None:
         process.ready = True
 
-    def _on_checked(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_checked(self, process: Member, message: dict[str, Any]) -> None:
         self.checked = True
 
-    def _on_said(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_said(self, process: Member, message: dict[str, Any]) -> None:
         self.tell(message | {"slot": process.slot})
 
-    def _on_started(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_started(self, process: Member, message: dict[str, Any]) -> None:
         process.since = time.monotonic()
         self.tell({"event": "started", "job": process.job, "members": message["members"]})
 
-    def _on_progress(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_progress(self, process: Member, message: dict[str, Any]) -> None:
         self.tell(message | {"job": process.job})
 
-    def _on_record(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_record(self, process: Member, message: dict[str, Any]) -> None:
         self._learn(RunRecord.model_validate(message["record"]))
 
-    def _on_finished(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_finished(self, process: Member, message: dict[str, Any]) -> None:
         self._close(process, None)
 
-    def _on_interrupted(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_interrupted(self, process: Member, message: dict[str, Any]) -> None:
         """It has written a checkpoint and leaves: as it was told to, or because somebody sent it a SIGTERM."""
         assert process.job is not None
         self.plan.put_back([process.job])
         process.job, process.leaving = None, True
 
-    def _on_failed(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_failed(self, process: Member, message: dict[str, Any]) -> None:
         job, process.leaving = process.job, not self.settings.reusable
         self.tell({"event": "failed", "job": job, "error": message["error"], "traceback": message["traceback"]})
         self._close(process, message["error"])
 
-    def _on_busy(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_busy(self, process: Member, message: dict[str, Any]) -> None:
         """Another process trains this job: ask again later, when its records are there or it has given up."""
         assert process.job is not None
         self.later.append((time.monotonic() + BUSY_WAIT, process.job))
         process.job = None
 
-    def _on_oom(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_oom(self, process: Member, message: dict[str, Any]) -> None:
         """A stack that does not fit is tried again in halves; a single model that does not is recorded as such."""
         process.leaving = True
         job = process.job
@@ -197,11 +208,11 @@ class Launcher:
         else:
             self._give_up(process, "oom", message["message"])
 
-    def _on_refused(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_refused(self, process: Member, message: dict[str, Any]) -> None:
         process.job, process.leaving = None, True
         self._drain("refused", message["message"])
 
-    def _on_exit(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_exit(self, process: Member, message: dict[str, Any]) -> None:
         process.close()
         del self.crew.members[process.slot]
         if process.killed_for is not None:
@@ -211,16 +222,23 @@ class Launcher:
             process.job = None
             self._drain("refused", f"a worker could not start:\n{said}")
         elif process.job is not None and not self.draining:
-            how = f"its worker was killed by signal {-message['code']}" if message["code"] < 0 else "its worker died"
-            self.deaths[process.job.id] += 1
-            if self.deaths[process.job.id] <= self.settings.retries:
-                self.tell({"event": "note", "text": f"{process.job.title}: {how}; trying again from its checkpoint"})
-                self.plan.put_back([process.job])
-            else:
-                self._give_up(process, "killed", f"{how}, {self.deaths[process.job.id]} times")
+            self._survive(process, process.job, message)
         process.job = None
 
-    def _give_up(self, process: Process, status: Status, message: str) -> None:
+    def _survive(self, process: Member, job: Job, message: dict[str, Any]) -> None:
+        """Try a job again whose worker has died under it, up to `retries` times."""
+        code = message["code"]
+        how = f"its worker was killed by signal {-code}" if code < 0 else "its worker died"
+        if process.hung:
+            how = f"it made no step for run.hang, {self.settings.hang:g} s"
+        self.deaths[job.id] += 1
+        if self.deaths[job.id] <= self.settings.retries:
+            self.tell({"event": "note", "text": f"{job.title}: {how}; trying again from its checkpoint"})
+            self.plan.put_back([job])
+        else:
+            self._give_up(process, "timeout" if process.hung else "killed", f"{how}, {self.deaths[job.id]} times")
+
+    def _give_up(self, process: Member, status: Status, message: str) -> None:
         """Record what is left of a job as failed, here, since its worker cannot."""
         assert process.job is not None
         failed = [
@@ -245,7 +263,7 @@ class Launcher:
             said = record.error.message if record.error else ""
             self._drain("fail-fast", f"stopping at the first failure: {record.status}: {said}")
 
-    def _close(self, process: Process, error: str | None) -> None:
+    def _close(self, process: Member, error: str | None) -> None:
         job, process.job = process.job, None
         assert job is not None
         try:
@@ -270,12 +288,15 @@ class Launcher:
             process.dismiss()
 
     def _look_at_the_clock(self, began: float) -> None:
-        now, timeout = time.monotonic(), self.settings.timeout
+        now, timeout, hang = time.monotonic(), self.settings.timeout, self.settings.hang
         if self.settings.max_time is not None and now - began > self.settings.max_time:
             self._drain("max-time")
         for process in self.crew.members.values():
             if process.job and timeout and now - process.since > timeout and process.killed_for is None:
                 process.killed_for = "timeout", f"took longer than run.timeout, {timeout:g} s"
+                process.kill()
+            elif process.job and hang and now - process.heard > hang and not process.hung:
+                process.hung = True
                 process.kill()
 
     def _look_at_signals(self) -> None:

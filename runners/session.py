@@ -56,9 +56,12 @@ class Session:
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
         self.crew, name = find_device(options.device or sweep.run.device, sweep.run.threads)
-        on_cpu, run = self.crew.device == "cpu", sweep.run
-        slots = run.slots if isinstance(run.slots, int) else max(1, cores() // self.crew.threads) if on_cpu else 1
-        self.settings = Settings(slots, run.timeout, run.retries, options.max_time, options.fail_fast, reusable=on_cpu)
+        on_cpu, run = self.crew.on_cpu, sweep.run
+        each = run.slots if isinstance(run.slots, int) else max(1, cores() // self.crew.threads) if on_cpu else 1
+        slots = each * len(self.crew.devices)
+        self.settings = Settings(
+            slots, run.timeout, run.hang, run.retries, options.max_time, options.fail_fast, reusable=on_cpu
+        )
         self.recorder = Recorder(name, threads=self.crew.threads, plugins=plugin_files(sweep.plugins))
         self.folder = options.results / sweep.name
         self.plan = Plan(

@@ -111,9 +111,12 @@ class Worker:
         import torch  # the slow part of starting up, and the reason for workers to stay
 
         torch.set_num_threads(threads)
-        self.device, name = find_device(device)
+        devices, name = find_devices(device)
+        if devices[0] != "cpu":
+            torch.cuda.set_device(devices[0])  # whatever says "cuda" from now on means this one
+        self.device = devices[0].partition(":")[0]
         self.name, self.threads, self.say, self.stopping = name, threads, say, stopping
-        say("ready", device=self.device, name=name)
+        say("ready", devices=devices, name=name)
 
     def serve(self, messages: Messages) -> None:
         while (message := messages.get()) is not None:
@@ -201,6 +204,8 @@ class Worker:
             if (reason := faults.disk(problem)) is not None:
                 raise UserError(f"cannot write to {task.folder}: {reason}; finished runs are kept") from problem
             if faults.out_of_memory(problem):
+                if len(stack) > 1:  # which is cut in two now: its checkpoint is of no more use
+                    shutil.rmtree(task.folder, ignore_errors=True)
                 self.say("oom", job=task.id, message=faults.told(problem, first))
                 return False
             kind, message = type(problem).__name__, faults.told(problem, first)
@@ -228,19 +233,21 @@ class Worker:
         self.say("record", job=task.id, record=record.model_dump(mode="json"))
 
 
-def find_device(wanted: str) -> tuple[str, str]:
-    """(torch's name, the hardware's name) of `auto`, `cpu`, `cuda` or `cuda:N`."""
+def find_devices(wanted: str) -> tuple[list[str], str]:
+    """(torch's names, the hardware's name) of `auto`, `cpu`, `cuda` (all like the first) or `cuda:N`."""
     import torch
 
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return "cpu", "cpu"
-    device = "cuda" if wanted == "auto" else wanted
+        return ["cpu"], "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = int(device.partition(":")[2] or 0)
+    index = int(wanted.partition(":")[2] or 0)
     if index >= count:
+        device = "cuda" if wanted == "auto" else wanted
         found = f"torch {torch.__version__} sees {count or 'none'}"
         raise UserError(f"device {device} is asked for, but {found}; use --device cpu, or see `mixassay doctor`")
-    return device, torch.cuda.get_device_name(index)
+    names = [torch.cuda.get_device_name(i) for i in range(count)]
+    alike = [index] if ":" in wanted else [i for i in range(count) if names[i] == names[0]]
+    return [f"cuda:{i}" for i in alike], names[index]
 
 
 if __name__ == "__main__":

@@ -43,11 +43,12 @@ class Run(Spec):
     """Where and how runs execute. Nothing here may move a number."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    slots: Auto = "auto"  # stacks that train at the same time
+    slots: Auto = "auto"  # stacks that train at the same time on each GPU, or on the CPU
     threads: Auto = "auto"  # CPU threads of each
     stack: Auto = "auto"  # models in one stack, at most
     checkpoint_every: Seconds = 60.0
     timeout: Seconds | None = None  # of one stack
+    hang: Seconds = 1800.0  # without a step: its worker is replaced
     retries: Count = 1  # of a stack whose worker died
     keep_weights: bool = False  # of every run, for mixassay.load
 
