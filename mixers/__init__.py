@@ -39,6 +39,24 @@ class Mixer(nn.Module):
         """One token: x [B, D] and the state -> (y [B, D], new state). The state given is left as it was."""
         raise NotImplementedError
 
+    @property
+    def told_changes(self) -> bool:
+        """Whether `forward` takes a second argument, bool [B, T]: where the true segments of the task's rows begin."""
+        return False
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether `calibrate` has something to set."""
+        return False
+
+    def calibrate(self, x: Tensor) -> None:
+        """Sets what is chosen by looking at data: once before training, x [B, T, D] of the first batch."""
+
+    def observe(self, x: Tensor, *changes: Tensor) -> dict[str, Tensor]:
+        """Named numbers, each a scalar, of what `forward` does with x and `changes`; a record has their means over
+        layers and validation cells as `valid/NAME`."""
+        return {}
+
     @torch.no_grad()
     def state_bytes(self, T: int) -> int:
         """Bytes kept per sequence after T tokens, counted on the live state of one sequence.

@@ -73,6 +73,19 @@ def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[
     return hits.tolist(), loss.tolist(), int((asked.labels != IGNORE).sum())
 
 
+OBSERVED = 64
+"""Rows of each cell that the mixers' own numbers are taken from."""
+
+
+def observe(stack: Stack, asked: list[Questions], split: Split, rows: list[int]) -> list[dict[str, float]]:
+    """For each of the models `rows` what its mixers say of themselves, as `split/NAME`: means over layers and cells."""
+    cells = [stack.observe(cell.rows.tokens[:OBSERVED], rows) for cell in asked]
+    return [
+        {f"{split}/{name}": sum(said[i][name] for said in cells) / len(cells) for name in cells[0][i]}
+        for i in range(len(rows))
+    ]
+
+
 def means(cells: list[dict[str, Any]], split: Split) -> dict[str, float]:
     """`split/accuracy` and `split/loss`, averaged over the cells."""
     return {f"{split}/{name}": sum(c[name] for c in cells) / len(cells) for name in ("accuracy", "loss")}

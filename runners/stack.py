@@ -7,13 +7,14 @@ device. No model reads another's rows, so its numbers are those that it would ha
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss, scores
 from mixassay.tasks import IGNORE
 
@@ -34,6 +35,7 @@ class Stack:
             name: torch.stack([m.get_buffer(name).detach() for m in models]) for name, _ in first.named_buffers()
         }
         self.models = list(models) if mode == "loop" else [first]
+        self.observes = any(type(inner).observe is not Mixer.observe for inner in first.mixers())
         self._bind()
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class Stack:
         and whether the answer is right [M, B, Q]."""
         rows = list(range(len(self))) if rows is None else rows
         asked = (tokens, positions, None, scores(labels, IGNORE))
-        with self._cast():
+        with self._cast(), self._hard():
             if self.mode == "loop":
                 found = [self.models[i](*asked) for i in rows]
                 return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])
@@ -95,6 +97,25 @@ class Stack:
             params = self._named([view[rows] for view in self._views()])
             loss, right = forward(params, {name: b[rows] for name, b in self.buffers.items()})
             return loss, right
+
+    @torch.no_grad()
+    def observe(self, tokens: Tensor, rows: list[int]) -> list[dict[str, float]]:
+        """What the mixers of each model say of these rows [B, T] (`Mixer.observe`), means over its layers."""
+        return [self._observe(tokens, i) if self.observes else {} for i in rows]
+
+    def _observe(self, tokens: Tensor, row: int) -> dict[str, float]:
+        said: dict[str, list[float]] = {}
+
+        def look(inner: Mixer, given: tuple[Tensor, ...]) -> None:
+            for name, value in inner.observe(*given).items():
+                said.setdefault(name, []).append(value.item())
+
+        model = self.models[row] if self.mode == "loop" else self.models[0]
+        params = self._named([view[row] for view in self._views()])
+        with self._cast(), self._hard(), model.watched(look):
+            buffers = {name: b[row] for name, b in self.buffers.items()} if self.mode == "vmap" else {}
+            functional_call(model, (params, buffers), (tokens, torch.zeros_like(tokens[:, :1])))
+        return {name: sum(values) / len(values) for name, values in said.items()}
 
     def _side_by_side(
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
@@ -125,6 +146,17 @@ class Stack:
             for model, row in zip(self.models, self.params, strict=True):
                 for p, part in zip(model.parameters(), torch.split(row, self.sizes), strict=True):
                     p.data = part.view(p.shape)
+
+    @contextlib.contextmanager
+    def _hard(self) -> Iterator[None]:
+        """Models as they are evaluated: in `eval` mode."""
+        for model in self.models:
+            model.eval()
+        try:
+            yield
+        finally:
+            for model in self.models:
+                model.train()
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:

@@ -11,6 +11,7 @@ a seed moves is the rows themselves (unless `data_seed` fixes them) and the orde
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from mixassay import draws
 from mixassay.registry import bind
 from mixassay.spec import TaskSpec, TrainSpec, task_cells
-from mixassay.tasks import Rows, Task, task
+from mixassay.tasks import Openings, Rows, Task, task
 
 ORDER = draws.stream("order")
 
@@ -84,6 +85,14 @@ class Stream:
         edges = (share.cumsum(0) / share.sum() * 2**32).round().long()
         words = draws.bits(0, torch.arange(steps), ORDER, 1)[:, 0].contiguous()
         return torch.bucketize(words, edges, right=True).clamp(max=len(self.cells) - 1)
+
+
+def changes(spec: TaskSpec) -> Openings | None:
+    """What tells a model's mixers where segments begin, if the task's rows show it, in all cells alike."""
+    kinds: tuple[Literal["train", "eval"], ...] = ("train", "eval")
+    tasks = [make(spec.name, args) for kind in kinds for args, _, _ in task_cells(spec, kind)]
+    found: set[Openings | None] = {getattr(x, "openings", None) for x in tasks}
+    return found.pop() if len(found) == 1 else None
 
 
 def make(name: str, args: dict[str, object]) -> Task:

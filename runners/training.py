@@ -19,11 +19,11 @@ from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import checkpoint
-from mixassay.runners.evaluate import Questions, evaluate, means, questions
+from mixassay.runners.evaluate import Questions, evaluate, means, observe, questions
 from mixassay.runners.graph import Replay
 from mixassay.runners.optim import AdamW, schedule
 from mixassay.runners.stack import Mode, Stack
-from mixassay.runners.stream import Stream
+from mixassay.runners.stream import Stream, changes
 from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 50
@@ -187,6 +187,7 @@ class Training:
         if self.test is None and well:
             self.test = questions(self.spec.task, "test", self.device)
         test = dict(zip(well, evaluate(self.stack, self.test or [], "test", well), strict=True))
+        seen = dict(zip(well, observe(self.stack, self.valid, "valid", well), strict=True))
         if self.state_bytes is None:
             self.state_bytes = self._state_bytes()
         self._charge(time.perf_counter() - start, training=False)
@@ -194,7 +195,7 @@ class Training:
             Outcome(
                 spec=self.members[i].spec,
                 status="diverged" if end.broken else "ok",
-                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test"),
+                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test") | seen[i],
                 eval=[] if end.broken else valid[i] + test[i],
                 curve=self.members[i].curve,
                 stopped={"step": end.step, "reason": end.reason},
@@ -272,7 +273,10 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             for spec in self.specs:
                 torch.manual_seed(draws.derive(spec.seed, "init"))
-                models.append(build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype))
+                model = build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype)
+                model.changes = changes(spec.task)
+                model.calibrate(self.stream.rows(0, (spec.seed,), self.device).tokens)
+                models.append(model)
         longest = max(cell.task.seq_len for cell in self.stream.cells)
         how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)
         return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)

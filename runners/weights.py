@@ -20,6 +20,7 @@ from mixassay.errors import UserError
 from mixassay.model import Model, build
 from mixassay.provenance import source_of
 from mixassay.runners import checkpoint
+from mixassay.runners.stream import changes
 from mixassay.spec import RunSpec, Sections
 
 HEADER = "mixassay"
@@ -77,6 +78,7 @@ def rebuilt(about: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Mo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draws.derive(about["seed"], "init"))
         model = build(spec.model, spec.mixer, words, longest)
+    model.changes = changes(spec.task)
     model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     wanted, found = ({name: list(t.shape) for name, t in some.items()} for some in (own, tensors))

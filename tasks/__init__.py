@@ -51,6 +51,11 @@ class Rows:
         return [self.tokens, self.positions, self.labels, *self.slices.values()]
 
 
+Openings = Callable[[Tensor], Tensor]
+"""Tokens int64 [N, T] -> bool [N, T], where the segments of these rows begin. A task whose rows show it may have one as
+its attribute `openings`; two that compare equal say the same."""
+
+
 @runtime_checkable
 class Task(Protocol):
     """What the runners ask of a task. Raise `UserError` in `__post_init__` for values that cannot be generated."""

@@ -151,6 +151,11 @@ class SegmentedRecall:
         found[:, self._end : self._end + 1] = self.cur + self.prev + self.tag > 0
         return found
 
+    @property
+    def openings(self) -> "Openings | None":
+        """What finds `changes` in the tokens; None where they do not show it: no markers, or inline questions."""
+        return Openings(SPECIAL, SPECIAL + self.num_tags) if self.marker and not self.inline else None
+
     def stale(self, rows: Rows, answers: Tensor) -> Tensor:
         """Wrong answers that are the key's value elsewhere in the row: answers int64 [N, Q] -> bool [N, Q].
 
@@ -322,6 +327,22 @@ class SegmentedRecall:
         between = (layout.openings[:, 1:, None] + within).flatten(1)
         behind = self._end + 1 + 2 * torch.arange(n - between.shape[1], device=device)
         return torch.cat((between, behind.expand(N, -1)), dim=1)
+
+
+@dataclass(frozen=True)
+class Openings:
+    """The changes of rows from their tokens alone, int64 [N, T] -> bool [N, T]: a tag that the row has not had before,
+    and the first question. Tags are the ids from `first` up to `end`."""
+
+    first: int
+    end: int
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        seen = ((tokens[:, :, None] == tokens[:, None]) & (at < at[:, None])).any(2)
+        tag = (tokens >= self.first) & (tokens < self.end)
+        asks = (tokens == CUR) | (tokens == PREV) | (tag & seen)
+        return (tag & ~seen) | (asks & (asks.cumsum(1) == 1))
 
 
 class Layout(NamedTuple):

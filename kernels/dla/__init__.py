@@ -11,3 +11,7 @@ follows; `schedule_reference.py` and `reference.py` are the definitions, token b
             shift = S - 1 while there is room; in a full cache the slot of rank `shift` meets the one above it
     score   0 (what the segment holds already) to 2 (its opposite), sqrt(2) for an orthogonal token
 """
+
+from mixassay.kernels.dla.op import dla, dla_step
+
+__all__ = ["dla", "dla_step"]

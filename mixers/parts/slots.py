@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.kernels.dla.boundaries import Reading, boundaries, distance, lanes
 from mixassay.kernels.dla.op import Scope, dla, dla_step
 from mixassay.kernels.dla.register import openings
-from mixassay.kernels.dla.schedule import schedule
+from mixassay.kernels.dla.schedule import schedule as scheduled
 from mixassay.kernels.dla.scores import attached, with_gradient
 from mixassay.kernels.dla.slots import Rule, Schedule, keep_older, move, opening, units
 from mixassay.mixers import Mixer, nbytes
@@ -33,7 +32,6 @@ LEAST, MOST = 0.05, 1.9
 """Range of thresholds: scores are between 0 and 2."""
 
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
-COIN = draws.stream("dla")
 
 
 class Operands(NamedTuple):
@@ -107,9 +105,12 @@ class Slots(nn.Module):
             raise UserError('boundary_gate "soft" needs scope "all": a slot that is half closed is not frozen')
         if score_proj and (cuts != "scored" or boundary_gate == "hard" or reading == "memory_raw"):
             raise UserError('score_proj learns from boundary_gate "ste" or "soft", cuts "scored" and a unit reading')
-        self.heads, self.capacity, self.cuts, self.every, self.reading = heads, capacity, cuts, every, reading
-        self.rule, self.weights, self.scope, self.scale, self.delta = rule, weights, scope, scale, delta
+        self.heads, self.capacity, self.cuts, self.every = heads, capacity, cuts, every
+        self.reading: Reading = reading
+        self.rule: Rule = rule
+        self.scope: Scope = scope
         self.boundary_gate, self.temperature, self.score_proj = boundary_gate, temperature, score_proj
+        self.scale, self.delta = scale, delta
         self.learns = cuts == "scored" and boundary_gate != "hard" and capacity > 1
         self.calibrates = cuts == "scored" and tau is None
         self.bias = spared(torch.full((heads, capacity), ONE))
@@ -134,7 +135,7 @@ class Slots(nn.Module):
         """[B, T, H, V]. `changes` bool [B, T] are what cuts "oracle" follow."""
         q, k, v, raw, log_decay, beta = given
         ks, vs = self._scored(given)
-        score, found = self._schedule(given, changes)
+        score, found = self.schedule(given, changes)
         soft = self.learns and self.boundary_gate == "soft" and self.training
         gate = moves = None
         if soft or (self.learns and torch.is_grad_enabled()):
@@ -152,19 +153,19 @@ class Slots(nn.Module):
     def segmentation(self, given: Operands, changes: Tensor | None = None) -> Segmentation:
         k = given.k.repeat_interleave(self.heads // given.k.shape[2], dim=2)
         v = given.v if given.beta is None else given.beta.unsqueeze(-1) * given.v
-        return Segmentation(k, v, self._schedule(given, changes)[1].starts)
+        return Segmentation(k, v, self.schedule(given, changes)[1].starts)
 
     @torch.no_grad()
     def calibrate(self, given: Operands) -> None:
-        """Sets every tau to the threshold, of 38, with a rate of boundaries nearest to 2 capacity / T."""
+        """Sets every tau to a threshold with 2 capacity / T boundaries a token, found by bisection."""
         ks, vs = self._scored(given)
-        rates = []
-        taus = torch.linspace(LEAST, MOST, 38, dtype=self.tau.dtype, device=self.tau.device)
-        for tau in taus:
-            _, boundary = boundaries(ks, vs, tau.expand(self.heads), given.log_decay, reading=self.reading)
-            rates.append(boundary.double().mean((0, 1)))
-        off = (torch.stack(rates) - min(1.0, 2 * self.capacity / vs.shape[1])).abs()  # [38, H]
-        self.tau.copy_(taus[off.argmin(0)])
+        low, high = torch.full_like(self.tau, LEAST), torch.full_like(self.tau, MOST)
+        for _ in range(16):
+            tau = (low + high) / 2
+            _, found = boundaries(ks, vs, tau, given.log_decay, reading=self.reading)
+            more = found.double().mean((0, 1)) > 2 * self.capacity / vs.shape[1]
+            low, high = torch.where(more, tau, low), torch.where(more, high, tau)
+        self.tau.copy_(high)
 
     def init_past(self, batch: int, like: Tensor, K: int, V: int) -> Past:
         """Before the first token, in the dtype and on the device of `like`."""
@@ -266,10 +267,11 @@ class Slots(nn.Module):
         """[..., G, K] -> [..., H, K]"""
         return x.repeat_interleave(self.heads // x.shape[-2], dim=-2)
 
-    def _schedule(self, given: Operands, changes: Tensor | None) -> tuple[Tensor, Schedule]:
+    def schedule(self, given: Operands, changes: Tensor | None = None) -> tuple[Tensor, Schedule]:
+        """Scores [B, T, H] and the slots of every token."""
         ks, vs = self._scored(given)
         if self.cuts == "scored":
-            return schedule(
+            return scheduled(
                 ks,
                 vs,
                 self.capacity,
@@ -279,14 +281,15 @@ class Slots(nn.Module):
                 rule=self.rule,
             )
         forced = self._forced(torch.arange(vs.shape[1], device=vs.device), changes)
-        return schedule(ks, vs, self.capacity, forced=forced.expand(vs.shape[:3]), rule=self.rule)
+        return scheduled(ks, vs, self.capacity, forced=forced.expand(vs.shape[:3]), rule=self.rule)
 
     def _forced(self, position: Tensor, changes: Tensor | None) -> Tensor:
         """Boundaries [..., H or 1] at positions [...]."""
         if self.cuts == "blocks":
             return (position % self.every == 0).unsqueeze(-1)
         if self.cuts == "random":
-            return draws.bits(0, position, COIN, self.heads) < 2**32 // self.every
+            head = torch.arange(self.heads, device=position.device)
+            return scrambled(position.unsqueeze(-1) * self.heads + head) < 2**32 // self.every
         if changes is None:
             raise UserError('cuts "oracle" need a task that tells its changes, as segmented_recall with markers does')
         return changes.unsqueeze(-1)
@@ -303,6 +306,14 @@ class Slots(nn.Module):
         if match is not None and self.kappa is not None:
             raw = raw + self.kappa.unsqueeze(-1) * match
         return softplus(raw)
+
+
+def scrambled(index: Tensor) -> Tensor:
+    """Words of 32 bits in int64, the same on every device: the last rounds of MurmurHash3."""
+    word = (index + 1) * 0x9E3779B1 & 0xFFFFFFFF
+    word = (word ^ word >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    word = (word ^ word >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return word ^ word >> 16
 
 
 HELD = {"n": "n", "I": "I", "S": "sums", "Q": "Q"}
@@ -347,9 +358,17 @@ class SlotMixer(Mixer):
     def segmentation(self, x: Tensor, changes: Tensor | None = None) -> Segmentation:
         return self.slots.segmentation(self.operands(x), changes)
 
+    @property
+    def calibrates(self) -> bool:
+        return self.slots.calibrates
+
     def calibrate(self, x: Tensor) -> None:
-        if self.slots.calibrates:
-            self.slots.calibrate(self.operands(x))
+        self.slots.calibrate(self.operands(x))
+
+    def observe(self, x: Tensor, *changes: Tensor) -> dict[str, Tensor]:
+        """Boundaries a token, and the slots that a head's tokens have at the end."""
+        found = self.slots.schedule(self.operands(x), *changes)[1]
+        return {"boundary_rate": found.boundary.double().mean(), "slots": found.used[:, -1].double().mean()}
 
     def state_bytes(self, T: int) -> int:
         """All slots, whether they hold tokens or not: the same for every T."""

@@ -11,9 +11,11 @@ The head is evaluated at labelled positions only: the same loss and gradients as
 of the work. Nothing here touches a mixer's own initialisation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -81,8 +83,9 @@ class Block(nn.Module):
         self.norm2 = norm(spec) if spec.block != "mamba" else None
         self.mlp = SwiGLU(spec) if spec.block == "swiglu" else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.mixer(self.norm(x))
+    def forward(self, x: Tensor, *changes: Tensor) -> Tensor:
+        """`changes` bool [B, T] for a mixer that is told them."""
+        y: Tensor = self.mixer(self.norm(x), *changes)
         if y.shape != x.shape:
             name = type(self.mixer).__name__
             raise UserError(
@@ -112,6 +115,8 @@ class Model(nn.Module):
             nn.init.normal_(self.position.weight, std=spec.init_std)
         self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
         self.norm = norm(spec)
+        self.changes: Callable[[Tensor], Tensor] | None = None
+        """What tells the mixers that ask for it where the segments of rows begin: tokens -> bool [B, T]."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, keep: Tensor | None = None, head: Head = logits
@@ -122,18 +127,45 @@ class Model(nn.Module):
         if keep is not None:
             x = x * keep
         for block in self.blocks:
-            x = block(x)
+            assert isinstance(block, Block)
+            told = (self.changes(tokens),) if self.changes is not None and block.mixer.told_changes else ()
+            x = block(x, *told)
         if positions is not None:
             x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # [B, Q, D]
         return head(self.norm(x), self.embedding.weight)
 
+    def mixers(self) -> list[Mixer]:
+        return [block.mixer for block in self.blocks if isinstance(block, Block)]
+
+    @contextmanager
+    def watched(self, look: Callable[[Mixer, tuple[Tensor, ...]], None]) -> Iterator[None]:
+        """Inside, `look` sees every mixer and what it is given, right before it runs."""
+        hooks = [inner.register_forward_pre_hook(look) for inner in self.mixers()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.no_grad()
+    def calibrate(self, tokens: Tensor) -> None:
+        """Before training: shows the rows of a first batch to mixers that set something by them, layer after layer."""
+
+        def look(inner: Mixer, given: tuple[Tensor, ...]) -> None:
+            if inner.calibrates:
+                inner.calibrate(given[0])
+
+        if any(inner.calibrates for inner in self.mixers()):
+            with self.watched(look):
+                self(tokens, torch.zeros_like(tokens[:, :1]))
+
     def state_bytes(self, T: int) -> int:
         """Bytes that all layers' mixers keep per sequence after T tokens, measured on their live states."""
-        return sum(block.mixer.state_bytes(T) for block in self.blocks if isinstance(block, Block))
+        return sum(inner.state_bytes(T) for inner in self.mixers())
 
     def live_state_bytes(self, T: int) -> int:
         """What of `state_bytes(T)` holds something."""
-        return sum(block.mixer.live_state_bytes(T) for block in self.blocks if isinstance(block, Block))
+        return sum(inner.live_state_bytes(T) for inner in self.mixers())
 
 
 def norm(spec: ModelSpec) -> nn.Module:

@@ -111,7 +111,7 @@ class RunRecord(Part):
     axes: Args  # path -> value as swept
     tuned: Args  # path -> value, as chosen by `select`
     config: Args  # the resolved sections task, mixer, model, train
-    metrics: dict[str, Number]  # "test/accuracy", "test/loss", "valid/accuracy", "valid/loss"
+    metrics: dict[str, Number]  # "test/accuracy", "test/loss", "valid/accuracy", "valid/loss", mixers' observations
     eval: tuple[EvalCell, ...] = ()
     curve: Curve = Curve()
     stopped: Stopped | None = None

@@ -12,7 +12,7 @@ from mixassay.kernels.dla.boundaries import boundaries
 from mixassay.kernels.dla.scores import with_gradient
 from mixassay.mixers import mixer
 from mixassay.mixers.parts.segmentation import Segmented
-from mixassay.mixers.parts.slots import matches
+from mixassay.mixers.parts.slots import matches, scrambled
 from mixassay.runners.audit.mixer import audit_mixer
 
 D, B, T = 16, 2, 60
@@ -196,6 +196,15 @@ def test_an_oracle_cuts_where_it_is_told(name: str) -> None:
         torch.testing.assert_close(run_steps(m, x, changes), m(x, changes), rtol=1e-10, atol=1e-10)
     with pytest.raises(UserError, match='cuts "oracle" need a task that tells its changes'):
         m(x)
+
+
+def test_random_cuts_come_at_their_rate_and_differ_by_head() -> None:
+    word = scrambled(torch.arange(40_000))
+    assert word.unique().numel() > 39_990
+    assert ((word >> 24).bincount(minlength=256) - 40_000 / 256).abs().max() < 5 * (40_000 / 256) ** 0.5
+    found = cut(build("dla", capacity=60, cuts="random", every=4), tokens())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[..., 0], found[..., 1])
 
 
 @each

@@ -126,3 +126,51 @@ def test_what_weight_decay_spares():
         "blocks.1.mixer.proj.weight",
     }
     assert stack.decay_mask("all").all()
+
+
+class Told(Mixer):
+    """Adds what it is told, counts how often it was calibrated, and says in which mode it runs."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gain: Any = nn.Parameter(torch.ones(()))
+        self.level = 0.0
+
+    def forward(self, x, *changes):
+        return self.gain * changes[0][..., None] + 0 * x
+
+    @property
+    def told_changes(self):
+        return True
+
+    @property
+    def calibrates(self):
+        return True
+
+    def calibrate(self, x):
+        self.level += float(x.abs().mean())
+
+    def observe(self, x, *changes):
+        return {"rate": changes[0].double().mean() * self.gain, "training": torch.tensor(float(self.training))}
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_mixers_are_told_the_changes_and_observed(mode):
+    spec = ModelSpec(d_model=8, block="mamba")
+    members = [Model(spec, 13, 6, lambda layer: Told(8)) for _ in range(2)]
+    tokens = torch.tensor([[1, 2, 3, 1], [1, 1, 1, 4]])
+    for i, model in enumerate(members):
+        model.changes = lambda tokens: tokens == 1
+        layers: list[Any] = model.mixers()
+        layers[0].gain.data.fill_(i)
+        model.calibrate(tokens)
+        assert all(0 < inner.level < 1.1 for inner in layers), "each layer, once"
+    stack = Stack(members, mode=mode)
+    assert stack.observe(tokens, [1, 0]) == [{"rate": 5 / 8, "training": 0.0}, {"rate": 5 / 16, "training": 0.0}]
+    assert stack.models[0].training
+
+
+def test_without_observations_nothing_is_run(monkeypatch):
+    stack = Stack(models(), mode="loop")
+    monkeypatch.setattr(Model, "forward", None)
+    assert stack.observe(torch.zeros(1, 4, dtype=torch.int64), [0, 2]) == [{}, {}]

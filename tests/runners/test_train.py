@@ -131,6 +131,28 @@ def test_an_outcome_says_what_was_measured():
     assert outcome.ms_per_step > 0
 
 
+RECALL: Any = {"seq_len": 64, "segments": 2, "pool": 4, "cur": 1, "prev": 1, "tag": 2, "num_tags": 3, "num_keys": 6}
+
+
+def test_slots_follow_the_segments_of_a_task_or_what_the_first_batch_says():
+    task = TaskSpec(name="segmented_recall", valid_examples=40, test_examples=20, **RECALL)
+    for cuts, tau in (("oracle", 0.6), ("scored", None)):
+        args: dict[str, Any] = {"capacity": 4, "cuts": cuts, "tau": tau}
+        mixer = MixerSpec(name="dla", **args)
+        run = spec(task=task, steps=2, eval_every=2).model_copy(update={"mixer": mixer})
+        state = training.Training([run], "cpu")
+        if cuts == "scored":
+            taus = [p for name, p in state.stack.models[0].named_parameters() if name.endswith("tau")]
+            assert [bool(abs(found.item() - 0.6) > 1e-3) for found in taus] == [True, True]
+        state.advance()
+        state.advance()
+        (outcome,) = state.settle()
+        assert outcome.metrics["valid/loss"] > 0
+        if cuts == "oracle":
+            assert outcome.metrics["valid/boundary_rate"] == pytest.approx(3 / 64)
+            assert outcome.metrics["valid/slots"] == 3
+
+
 def test_the_loss_falls_and_a_seed_moves_the_number():
     settings = TRAIN.model_copy(update={"steps": 300, "precision": "fp32", "lr": 1e-2, "eval_every": 100})
     task = TASK.model_copy(update={"train_examples": "endless"})

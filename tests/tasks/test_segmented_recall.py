@@ -58,6 +58,18 @@ def uniform(ids: Tensor, n: int) -> bool:
 
 
 @each_cell
+def test_openings_find_the_changes_in_the_tokens(cell: SegmentedRecall) -> None:
+    found, index = cell.openings, torch.arange(200)
+    assert (found is None) == (not cell.marker or cell.inline > 0)
+    if found is not None:
+        drawn, changes = rows(cell, 200), cell.changes(index, seed=0, split="train")
+        empty = drawn.tokens[changes] == PAD  # rows whose first question could not be filled
+        assert empty.double().mean() < 0.1
+        whole = ~(changes & (drawn.tokens == PAD)).any(1)
+        assert torch.equal(found(drawn.tokens)[whole], changes[whole])
+
+
+@each_cell
 def test_a_row_is_the_same_in_any_company(cell: SegmentedRecall, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows(cell, 30, seed=3)
     shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
