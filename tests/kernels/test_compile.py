@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from mixassay.kernels.causal_conv import causal_conv
+from mixassay.kernels.dla import dla
+from mixassay.kernels.dla.schedule import schedule
 from mixassay.kernels.gated_delta_rule import gated_delta_rule
 from mixassay.kernels.linear_attention import linear_attention
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy
@@ -16,6 +18,14 @@ B, T, H, K = 2, 20, 2, 4
 QKV = {name: (B, T, H, K) for name in "qkv"}
 SCALARS = {"log_decay": (B, T, H)}
 LEVELS = {"level_scale": (B, T, H, 6)}
+
+
+def cut_and_read(k: Tensor, v: Tensor, rank_scale: Tensor, log_decay: Tensor, **x: Tensor) -> Tensor:
+    score, found = schedule(k, v, 3, threshold=torch.full((H,), 0.5), log_decay=log_decay)
+    return dla(k=k, v=v, rank_scale=rank_scale, schedule=found, log_decay=log_decay, gate=score, chunk_size=8, **x)
+
+
+RANKS = {"rank_scale": (B, T, H, 3)}
 CASES = {
     "causal_conv": (lambda x, weight: causal_conv(x, weight)[0], {"x": (B, T, K), "weight": (K, 3)}),
     "softmax_attention": (softmax_attention, QKV),
@@ -27,6 +37,7 @@ CASES = {
         lambda **x: log_linear_gated_delta_rule(**x, chunk_size=8)[0],
         QKV | SCALARS | LEVELS | {"beta": (B, T, H)},
     ),
+    "dla": (cut_and_read, QKV | SCALARS | RANKS | {"beta": (B, T, H)}),
     "linear_cross_entropy": (
         lambda h, weight: linear_cross_entropy(h, weight, torch.arange(T) % 7),
         {"h": (T, K), "weight": (7, K)},

@@ -30,7 +30,7 @@ def test_a_state_that_was_made_is_like_one_that_was_stepped_to(name: str) -> Non
     assert structure == same
     for a, b in zip(leaves, others, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        if not a.is_floating_point():
+        if not a.is_floating_point() and a.dim() == 1:  # one a sequence; what slots count depends on the tokens
             assert torch.equal(a, b), "counters stand where they would"
 
 
