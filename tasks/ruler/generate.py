@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from mixassay.errors import UserError
 from mixassay.registry import suggest
 from mixassay.tasks.ruler.chance import Chance
 from mixassay.tasks.ruler.fit import largest
 from mixassay.tasks.ruler.qa import QA
-from mixassay.tasks.ruler.sample import Sample, places, prompt_tokens
+from mixassay.tasks.ruler.sample import Sample, measured, prompt_tokens
 from mixassay.tasks.ruler.sources import SHIPPED, Sources
 from mixassay.tasks.ruler.table import TASKS
 from mixassay.tasks.ruler.text import Draft
@@ -86,32 +87,26 @@ class Ruler:
         return prompt_tokens(draft.build(n), self.tokenizer) + TASKS[self.task].new_tokens
 
     def _fitted(self, draft: Draft, index: int) -> Sample:
-        size = largest(lambda n: self._cost(draft, n), self.length, draft.least, draft.most)
-        new_tokens = TASKS[self.task].new_tokens
+        cost = cache(lambda n: self._cost(draft, n))
+        size, new_tokens = largest(cost, self.length, draft.least, draft.most), TASKS[self.task].new_tokens
         if size is None:
-            least = self._cost(draft, draft.least)
+            least = cost(draft.least)
             raise UserError(
                 f"the smallest prompt and {new_tokens} tokens for the answer take {least} with this tokenizer"
             )
-        text = draft.build(size)
-        used = prompt_tokens(text, self.tokenizer)
-        if size == draft.most and draft.source and (used + new_tokens) / self.length < LEAST_FILL:
+        if size == draft.most and draft.source and cost(size) / self.length < LEAST_FILL:
             raise UserError(
-                f"all {size} {draft.unit} of {draft.source} fill only {used + new_tokens} tokens; give a larger source"
+                f"all {size} {draft.unit} of {draft.source} fill only {cost(size)} tokens; give a larger source"
             )
-        positions, depths = places(text, self.tokenizer)
-        return Sample(
+        return measured(
+            draft.build(size),
+            self.tokenizer,
+            cost(size) - new_tokens,
             task=self.task,
             length=self.length,
             seed=self.seed,
             index=index,
-            input=text.input,
-            prefix=text.prefix,
-            answers=text.answers,
-            prompt_tokens=used,
             new_tokens=new_tokens,
             size=size,
             unit=draft.unit,
-            positions=positions,
-            depths=depths,
         )

@@ -1,6 +1,7 @@
 """A measured prompt, with every number by which its result may later be split."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from mixassay.tasks.ruler.text import Text
 from mixassay.tasks.ruler.tokens import Tokenizer
@@ -40,14 +41,31 @@ class Sample:
         return (self.prompt_tokens + self.new_tokens) / self.length
 
 
+def measured(text: Text, tokenizer: Tokenizer, used: int, *, new_tokens: int, **known: Any) -> Sample:
+    """The sample of a text whose `prompt_tokens` are `used`; `known` are the other fields."""
+    positions, depths = places(text, tokenizer, used - tokenizer.special)
+    return Sample(
+        input=text.input,
+        prefix=text.prefix,
+        answers=text.answers,
+        prompt_tokens=used,
+        new_tokens=new_tokens,
+        positions=positions,
+        depths=depths,
+        **known,
+    )
+
+
 def prompt_tokens(text: Text, tokenizer: Tokenizer) -> int:
+    """Tokens of the whole prompt, special ones included."""
     return tokenizer.count(text.input + text.prefix) + tokenizer.special
 
 
-def places(text: Text, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """(positions, depths) of the needles."""
+def places(text: Text, tokenizer: Tokenizer, total: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """(positions, depths) of the needles in a prompt of `total` tokens."""
     if not text.needles:
         return (), ()
-    start, end = (tokenizer.count(text.input[:at]) for at in text.context)
+    start = tokenizer.count(text.input[: text.context[0]])
+    end = total - tokenizer.count(text.input[text.context[1] :] + text.prefix)  # give or take a token across the seam
     positions = tuple(tokenizer.count(text.input[:at]) for at, _ in text.needles)
     return positions, tuple(round((at - start) / max(1, end - start), 4) for at in positions)

@@ -3,13 +3,15 @@
     all   share of the strings found (needles, variables, words)
     any   1 if any string is found (questions, whose strings are spellings of one answer)
 
+lm-eval 0.4.13 scores the share in questions too, and so understates qa_1.
+
 A model that lists everything wins: an answer must have been cut at the task's `new_tokens`.
 """
 
 import re
 from collections.abc import Sequence
 
-from mixassay.tasks.ruler.table import TASKS
+from mixassay.tasks.ruler.table import TASKS, Compat
 
 VERSION = 1
 """Raised whenever the same answer gets another score."""
@@ -22,8 +24,9 @@ def cleaned(prediction: str) -> str:
     return _CONTROL.sub("\n", prediction.strip()).strip()
 
 
-def score(task: str, prediction: str, answers: Sequence[str]) -> float:
+def score(task: str, prediction: str, answers: Sequence[str], *, compat: Compat | None = None) -> float:
     """Between 0 and 1. Publications print the mean times 100."""
     text = cleaned(prediction).lower()
     found = [answer.lower() in text for answer in answers]
-    return float(any(found)) if TASKS[task].scoring == "any" else sum(found) / len(found)
+    any_counts = TASKS[task].scoring == "any" and compat != "lm-eval"
+    return float(any(found)) if any_counts else sum(found) / len(found)

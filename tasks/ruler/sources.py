@@ -110,7 +110,7 @@ class Words:
         self.pairs = Pairs(adjectives, nouns)
 
 
-class Pairs(Sequence[str]):
+class Pairs:
     """Every adjective-noun, sorted and without repeats: six million strings of which none is stored.
 
     Strings that begin with different adjectives are in the order of these, unless one adjective and its hyphen begin
@@ -136,7 +136,7 @@ class Pairs(Sequence[str]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, k: Any) -> Any:
+    def __getitem__(self, k: int) -> str:
         if not 0 <= k < len(self):
             raise IndexError(k)
         at = bisect_right(self._starts, k) - 1

@@ -1,11 +1,16 @@
 """The thirteen tasks of RULER (Hsieh et al. 2024, arXiv 2404.06654) as data."""
 
+from typing import Literal
+
 from mixassay.tasks.ruler.niah import NIAH
 from mixassay.tasks.ruler.qa import QA
 from mixassay.tasks.ruler.variables import VariableTracking
 from mixassay.tasks.ruler.words import CommonWords, FrequentWords
 
 Family = NIAH | VariableTracking | CommonWords | FrequentWords | QA
+
+Compat = Literal["ruler", "lm-eval"]
+"""A public generator to be like, where ours is not wanted: see `compat`."""
 
 TASKS: dict[str, Family] = {
     "niah_single_1": NIAH("noise"),

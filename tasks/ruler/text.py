@@ -1,7 +1,7 @@
 """A prompt before it is measured, and the family of prompts that one sample may choose from by size."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,10 @@ def framed(opening: str, context: str, closing: str, prefix: str, answers: tuple
     found = [context.index(needle) + start for needle in needles]
     spans = tuple((at, at + len(needle)) for at, needle in zip(found, needles, strict=True))
     return Text(opening + context + closing, prefix, answers, spans, (start, start + len(context)))
+
+
+def after(before: str, text: Text) -> Text:
+    """The text behind an answered example."""
+    moved = tuple((start + len(before), end + len(before)) for start, end in text.needles)
+    start, end = text.context
+    return replace(text, input=before + text.input, needles=moved, context=(start + len(before), end + len(before)))

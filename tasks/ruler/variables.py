@@ -14,7 +14,7 @@ from mixassay.tasks.ruler.chance import Chance
 from mixassay.tasks.ruler.fit import largest
 from mixassay.tasks.ruler.niah import NOISE, inserted
 from mixassay.tasks.ruler.sources import Sources
-from mixassay.tasks.ruler.text import Draft, Text, framed
+from mixassay.tasks.ruler.text import Draft, Text, after, framed
 from mixassay.tasks.ruler.tokens import Tokenizer
 
 OPENING = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
@@ -42,7 +42,7 @@ class VariableTracking:
         value = str(10000 + chance.below("value", 1, 90000)[0])
 
         def build(n: int) -> Text:
-            return chained(example, variables, value, n, chance, "places")
+            return after(example, chained(variables, value, n, spread(chance, "places", len(variables), n)))
 
         return Draft(build, 0, length // 8, "lines")
 
@@ -52,7 +52,7 @@ class VariableTracking:
         value = str(10000 + chance.below("example value", 1, 90000)[0])
 
         def build(n: int) -> str:
-            text = chained("", variables, value, n, chance, "example places")
+            text = chained(variables, value, n, spread(chance, "example places", len(variables), n))
             return f"{text.input}{text.prefix} {' '.join(variables)}\n\n"
 
         n = largest(lambda n: tokenizer.count(build(n)), limit, 0, limit)
@@ -74,12 +74,18 @@ def letters(chance: Chance, use: str, n: int, size: int) -> list[str]:
     return out
 
 
-def chained(before: str, variables: list[str], value: str, n: int, chance: Chance, use: str) -> Text:
-    """The assignments, in order, before as many different ones of n noise lines; behind them where lines are fewer."""
-    count = len(variables)
-    lines = [f"VAR {variables[0]} = {value}"]
-    lines += [f"VAR {b} = VAR {a} " for a, b in pairwise(variables)]
-    places = sorted(min(place, n) for place in chance.distinct(use, count, max(n, count)))
+def spread(chance: Chance, use: str, count: int, n: int) -> list[int]:
+    """`count` different ones of n lines, ascending; n itself, the end, where lines are fewer."""
+    return sorted(min(place, n) for place in chance.distinct(use, count, max(n, count)))
+
+
+def assignments(variables: list[str], value: str) -> list[str]:
+    return [f"VAR {variables[0]} = {value}", *(f"VAR {b} = VAR {a} " for a, b in pairwise(variables))]
+
+
+def chained(variables: list[str], value: str, n: int, places: list[int]) -> Text:
+    """The assignments among n noise lines, the i-th before line places[i]."""
+    lines = assignments(variables, value)
     context = "\n".join(inserted([NOISE] * n, lines, places))
-    closing, prefix = QUESTION.format(value=value), PREFIX.format(count=count, value=value)
-    return framed(before + OPENING, context, closing, prefix, tuple(variables), lines)
+    closing, prefix = QUESTION.format(value=value), PREFIX.format(count=len(variables), value=value)
+    return framed(OPENING, context, closing, prefix, tuple(variables), lines)
