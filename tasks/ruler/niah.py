@@ -27,7 +27,6 @@ Value = Literal["numbers", "uuids"]
 class NIAH:
     """keys: how many keys are hidden, each with `values` values. queries: how many of the keys are asked for."""
 
-    family: ClassVar[str] = "niah"
     scoring: ClassVar[Literal["all"]] = "all"
     new_tokens: ClassVar[int] = 128
 

@@ -25,7 +25,6 @@ PREFIX = " Answer:"
 class QA:
     """data: whose questions, "squad" or "hotpotqa"."""
 
-    family: ClassVar[str] = "qa"
     scoring: ClassVar[Literal["any"]] = "any"
     new_tokens: ClassVar[int] = 32
 

@@ -30,7 +30,6 @@ EXAMPLE_TOKENS = 500
 class VariableTracking:
     """One chain of hops + 1 variables. The example has as much noise as fits 500 tokens, or half the length if less."""
 
-    family: ClassVar[str] = "variables"
     scoring: ClassVar[Literal["all"]] = "all"
     new_tokens: ClassVar[int] = 30
 

@@ -50,7 +50,6 @@ def listing(length: int) -> Listing:
 class CommonWords:
     """A numbered list in which ten words come more often than all others; an answered example stands before it."""
 
-    family: ClassVar[str] = "words"
     scoring: ClassVar[Literal["all"]] = "all"
     new_tokens: ClassVar[int] = 120
 
@@ -84,7 +83,6 @@ def numbered(words: list[str]) -> str:
 class FrequentWords:
     """Coded words of six letters whose frequencies fall as rank^-2; rank 1 is written "..." and not asked for."""
 
-    family: ClassVar[str] = "words"
     scoring: ClassVar[Literal["all"]] = "all"
     new_tokens: ClassVar[int] = 50
 
@@ -100,7 +98,7 @@ class FrequentWords:
             context = " ".join(body[i] for i in chance.order("order", len(body)))
             return framed(FWE_OPENING, context, FWE_QUESTION, FWE_PREFIX, tuple(vocabulary[1:4]), [])
 
-        return Draft(build, unambiguous(LEAST), max(LEAST, length), "nominal words")
+        return Draft(build, LEAST, max(LEAST, length), "nominal words")
 
 
 def coded(chance: Chance, n: int) -> list[str]:

@@ -135,7 +135,7 @@ def frequent(
 
     vocabulary, size = coded(ranks, draw, seed), limit // 6
     while tokens(text(vocabulary, size)) < limit:
-        size += step
+        size = counted(size + step, limit)
     while True:
         vocabulary, used = coded(ranks, draw, seed), size - step
         while tokens(text(vocabulary, used)) > limit:
@@ -143,6 +143,13 @@ def frequent(
             if used <= 0:
                 raise UserError(f"ruler: fwe does not fit {limit} tokens, and the public code never ends here")
         yield text(vocabulary, used), used
+
+
+def counted(size: int, limit: int) -> int:
+    """`size`, unless prompts of so many words or lines should long have been over the limit."""
+    if size > 16 * limit:
+        raise UserError("ruler: this tokenizer counts almost nothing; has it a vocabulary?")
+    return size
 
 
 def coded(ranks: int, draw: Random, seed: int) -> list[str]:

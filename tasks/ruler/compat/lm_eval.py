@@ -194,7 +194,7 @@ class PublicLmEval:
             used = probed(size) + self._new()
             if used > limit:
                 return size - step
-            size += step
+            size = draws.counted(size + step, limit)
             if most is not None and size > most:
                 return most
             if used >= limit:

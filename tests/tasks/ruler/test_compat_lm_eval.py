@@ -114,3 +114,13 @@ def test_prose_that_is_too_short_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("Some words. " * 100)
     with pytest.raises(UserError, match="the prose has 200 words; give a longer one"):
         list(PublicLmEval("niah_single_2", 4096, Bytes(), Sources(essay=(tmp_path / "short.txt",))).samples(1))
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "fwe"])
+def test_a_tokenizer_that_counts_nothing_is_an_error(task: str) -> None:
+    class Empty(Bytes):
+        def count(self, text: str) -> int:
+            return 0
+
+    with pytest.raises(UserError, match="counts almost nothing"):
+        list(PublicLmEval(task, 256, Empty()).samples(1))
