@@ -113,7 +113,8 @@ class Crew:
     """The workers by slot, all saying what they say into one inbox. Slots take turns on the devices."""
 
     def __init__(self, device: str, threads: int) -> None:
-        self.devices, self.threads = (device,), threads
+        self.devices: tuple[str, ...] = (device,)
+        self.threads = threads
         self.inbox: Inbox = queue.Queue()
         self.members: dict[int, Member] = {}
 
@@ -137,7 +138,7 @@ class Crew:
             if message["event"] in ("refused", "exit"):
                 self.close()
                 said = "\n".join(process.last_words)
-                raise UserError(message.get("message") or f"a worker could not start:\n{said}")
+                raise UserError(message.get("message") or f"a worker could not start:\n{message.get('lost') or said}")
 
     def close(self) -> None:
         """End all that still run; what they wrote is on the disk."""

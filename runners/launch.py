@@ -27,6 +27,9 @@ Reason = Literal["done", "interrupted", "terminated", "max-time", "fail-fast", "
 SAME = 3
 """So many first jobs that all fail alike are a fault of the sweep, not of a cell."""
 
+LOST = 3
+"""So many workers may be lost with their nodes before they could work; then it is not the nodes."""
+
 BUSY_WAIT = 1.0
 """Seconds until a job that another process holds is asked for again."""
 
@@ -79,16 +82,13 @@ class Launcher:
         self.ending = Ending()
         self.signals: deque[int] = deque()
         self.checked = False
+        self.lost = 0
         self.deaths: Counter[str] = Counter()
         self.later: list[tuple[float, Job]] = []
         self.first_errors: list[str | None] = []
 
     def run(self) -> Ending:
         began = time.monotonic()
-        slots = min(self.settings.slots, len(self.plan.queue))
-        for slot in range(slots):
-            if slot not in self.crew.members:
-                self.crew.start(slot)
         with self._signals():
             try:
                 while not self._over():
@@ -116,15 +116,13 @@ class Launcher:
     def _hand_out(self) -> None:
         if self.draining:
             return
+        self._fill_slots()
         if not self.checked:
             self._have_checked()
             return
         now = time.monotonic()
-        for slot in range(self.settings.slots):
-            process = self.crew.members.get(slot)
-            if process is None and (self.plan.queue or self.later):
-                self.crew.start(slot)
-            if process is None or process.job or process.leaving or not process.up:
+        for process in self.crew.members.values():
+            if process.job or process.leaving or not process.up:
                 continue
             job = self._next(now)
             if job is None:
@@ -140,6 +138,13 @@ class Launcher:
                 job={"id": job.id, "specs": specs, "folder": str(self.folder / job.id), "skip": skip, "force": force}
             )
 
+    def _fill_slots(self) -> None:
+        """A worker for every free slot, as long as there are more jobs than workers who wait for one."""
+        waiting = sum(not (process.job or process.leaving) for process in self.crew.members.values())
+        free = [slot for slot in range(self.settings.slots) if slot not in self.crew.members]
+        for slot in free[: max(0, len(self.plan.queue) + len(self.later) - waiting)]:
+            self.crew.start(slot)
+
     def _have_checked(self) -> None:
         """Let one worker validate the sweep, the next if its machine is lost."""
         up = [process for process in self.crew.members.values() if process.up and not process.leaving]
@@ -154,7 +159,12 @@ class Launcher:
         return job
 
     def _on_ready(self, process: Member, message: dict[str, Any]) -> None:
-        process.up = True
+        """It can work, if it is the kind of machine that the runs are named after."""
+        if message["kind"] == self.recorder.env["class"]:
+            process.up = True
+        else:
+            found = f"one runs on {message['kind']}, the sweep began on {self.recorder.env['class']}"
+            self._drain("refused", f"workers must be of one kind, but {found}")
 
     def _on_prepared(self, process: Member, message: dict[str, Any]) -> None:
         process.ready = True
@@ -217,18 +227,26 @@ class Launcher:
         del self.crew.members[process.slot]
         if process.killed_for is not None:
             self._give_up(process, *process.killed_for)
-        elif not process.ready and not process.leaving:
+        elif not process.ready and not process.leaving and self._refuses(message):
             said = "\n".join(process.last_words) or f"it ended with {message['code']} and said nothing"
+            said = message.get("lost") or said
             process.job = None
             self._drain("refused", f"a worker could not start:\n{said}")
         elif process.job is not None and not self.draining:
             self._survive(process, process.job, message)
         process.job = None
 
+    def _refuses(self, message: dict[str, Any]) -> bool:
+        """Whether a worker that has ended before it could work is the end of the sweep: not if its node was lost."""
+        self.lost += "lost" in message
+        return "lost" not in message or self.lost > LOST
+
     def _survive(self, process: Member, job: Job, message: dict[str, Any]) -> None:
         """Try a job again whose worker has died under it, up to `retries` times."""
         code = message["code"]
         how = f"its worker was killed by signal {-code}" if code < 0 else "its worker died"
+        if "lost" in message:
+            how = f"its node was lost ({message['lost']})"
         if process.hung:
             how = f"it made no step for run.hang, {self.settings.hang:g} s"
         self.deaths[job.id] += 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -21,6 +22,7 @@ from mixassay.runners.plan import Mode, Plan
 from mixassay.runners.progress import Display
 from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
+from mixassay.settings import Run
 from mixassay.sweep import Sweep
 
 PIECES = 4
@@ -31,6 +33,9 @@ LARGEST = 32
 """Models in one stack, unless the sweep says otherwise."""
 
 EXIT = {"refused": 2, "fail-fast": 3, "same error": 3, "terminated": 75, "max-time": 75, "interrupted": 130}
+
+
+Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Options:
     max_time: float | None = None
     fail_fast: bool = False
     as_json: bool = False
+    engine: Engine = "local"
 
 
 class Session:
@@ -55,10 +61,8 @@ class Session:
         self.store = Store(options.results)
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
-        self.crew, name = find_device(options.device or sweep.run.device, sweep.run.threads)
+        self.crew, name, slots = crew_of(sweep.run, options)
         on_cpu, run = self.crew.on_cpu, sweep.run
-        each = run.slots if isinstance(run.slots, int) else max(1, cores() // self.crew.threads) if on_cpu else 1
-        slots = each * len(self.crew.devices)
         self.settings = Settings(
             slots, run.timeout, run.hang, run.retries, options.max_time, options.fail_fast, reusable=on_cpu
         )
@@ -126,6 +130,19 @@ def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:
     recorder = Recorder("any", threads=1, plugins=plugin_files(sweep.plugins))
     sources = {cell.cell: recorder.source(cell.sections) for cell in sweep.cells()}
     return report.build(sweep, records, sources=sources)
+
+
+def crew_of(run: Run, options: Options) -> tuple[Crew, str, int]:
+    """Those who are to work, the name of their device, and how many there may be."""
+    wanted, each = options.device or run.device, run.slots if isinstance(run.slots, int) else None
+    if options.engine == "ray":
+        from mixassay.runners.ray_crew import RayCrew
+
+        remote = RayCrew(wanted, run.threads if isinstance(run.threads, int) else 1, each, options.results)
+        return remote, "cpu" if remote.on_cpu else remote.ask_device(), remote.slots
+    crew, name = find_device(wanted, run.threads)
+    each = each or (max(1, cores() // crew.threads) if crew.on_cpu else 1)
+    return crew, name, each * len(crew.devices)
 
 
 def find_device(wanted: str, threads: int | str) -> tuple[Crew, str]:

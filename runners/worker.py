@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mixassay.errors import UserError
+from mixassay.provenance import env_class
 from mixassay.record import SETTLED, RunRecord
 from mixassay.runners.locks import hold
 from mixassay.runners.recorder import Recorder
@@ -116,7 +117,7 @@ class Worker:
             torch.cuda.set_device(devices[0])  # whatever says "cuda" from now on means this one
         self.device = devices[0].partition(":")[0]
         self.name, self.threads, self.say, self.stopping = name, threads, say, stopping
-        say("ready", devices=devices, name=name)
+        say("ready", devices=devices, name=name, kind=env_class(name))
 
     def serve(self, messages: Messages) -> None:
         while (message := messages.get()) is not None:

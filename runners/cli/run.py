@@ -14,7 +14,7 @@ from mixassay.runners.cli import RESULTS, AsJson, File, Only, Overrides, Results
 from mixassay.runners.cli.files import load, texts
 from mixassay.runners.plan import Mode, steps_of
 from mixassay.runners.progress import clock, place
-from mixassay.runners.session import Options, Session, table
+from mixassay.runners.session import Engine, Options, Session, table
 from mixassay.settings import seconds
 
 
@@ -37,6 +37,9 @@ def run(
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Stop after so long: 8h, 45m. Exit 75.")] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failure; show tracebacks.")] = False,
     device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Where workers run: on this machine, or on the nodes of a Ray cluster.")
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train what is missing from the results, then print the table.
@@ -49,7 +52,15 @@ def run(
     """
     sweep = load(file, overrides, only, seeds)
     options = Options(
-        results, texts(overrides, seeds), checked(device), mode, part(shard), duration(max_time), fail_fast, as_json
+        results,
+        texts(overrides, seeds),
+        checked(device),
+        mode,
+        part(shard),
+        duration(max_time),
+        fail_fast,
+        as_json,
+        engine,
     )
     console = Console(stderr=as_json)
     session = Session(sweep, options)
@@ -57,6 +68,7 @@ def run(
         Console(stderr=True).print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     if plan:
         print_plan(session, console)
+        session.crew.close()
         return
     ending = session.run(console)
     stored = session.store.read(sweep.name)
