@@ -1,5 +1,6 @@
 """Tokenizers by their count."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,4 +36,11 @@ def test_special_tokens_are_counted_apart_and_no_text_is_cut(tmp_path: Path) -> 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer at .*tokenizer\.json"):
+        HuggingFace(tmp_path)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r'needs the package tokenizers: pip install "mixassay\[ruler\]"'):
         HuggingFace(tmp_path)
