@@ -45,6 +45,12 @@ class Mixer(nn.Module):
         return False
 
     @property
+    def softens(self) -> bool:
+        """Whether `forward` computes something else in training than in evaluation (`self.training`). Records then have
+        the accuracy of the training form, too, as `valid/soft_accuracy`."""
+        return False
+
+    @property
     def calibrates(self) -> bool:
         """Whether `calibrate` has something to set."""
         return False

@@ -39,11 +39,13 @@ def questions(spec: TaskSpec, split: Split, device: str) -> list[Questions]:
     return found
 
 
-def evaluate(stack: Stack, asked: list[Questions], split: Split, rows: list[int]) -> list[list[dict[str, Any]]]:
+def evaluate(
+    stack: Stack, asked: list[Questions], split: Split, rows: list[int], *, soft: bool = False
+) -> list[list[dict[str, Any]]]:
     """For each of the models `rows` a list with one entry per cell: split, cell, rows, scored, accuracy, loss."""
     results: list[list[dict[str, Any]]] = [[] for _ in rows]
     for cell in asked if rows else []:
-        hits, loss, scored = score(stack, cell.rows, cell.task.vocab_size, rows)
+        hits, loss, scored = score(stack, cell.rows, cell.task.vocab_size, rows, soft)
         for i, result in enumerate(results):
             result.append(
                 {
@@ -58,7 +60,9 @@ def evaluate(stack: Stack, asked: list[Questions], split: Split, rows: list[int]
     return results
 
 
-def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[list[float], list[float], int]:
+def score(
+    stack: Stack, asked: Rows, vocab_size: int, rows: list[int], soft: bool = False
+) -> tuple[list[float], list[float], int]:
     """Right answers and summed loss of each model, and the number of scored positions."""
     (N, Q), M = asked.labels.shape, len(rows)
     logits_of_row, activations_of_row = Q * vocab_size, asked.tokens.shape[1] * 64  # few labels: the body is larger
@@ -67,7 +71,8 @@ def score(stack: Stack, asked: Rows, vocab_size: int, rows: list[int]) -> tuple[
     loss = stack.params.new_zeros(M, dtype=torch.float64)
     for start in range(0, N, batch):
         part = slice(start, start + batch)
-        each, right = stack.scores(asked.tokens[part], asked.positions[part], asked.labels[part], rows)  # [M, B, Q]
+        those = asked.tokens[part], asked.positions[part], asked.labels[part]
+        each, right = stack.scores(*those, rows, soft=soft)  # [M, B, Q]
         hits += right.flatten(1).sum(1)
         loss += each.flatten(1).double().sum(1)
     return hits.tolist(), loss.tolist(), int((asked.labels != IGNORE).sum())
@@ -80,10 +85,14 @@ OBSERVED = 64
 def observe(stack: Stack, asked: list[Questions], split: Split, rows: list[int]) -> list[dict[str, float]]:
     """For each of the models `rows` what its mixers say of themselves, as `split/NAME`: means over layers and cells."""
     cells = [stack.observe(cell.rows.tokens[:OBSERVED], rows) for cell in asked]
-    return [
+    found = [
         {f"{split}/{name}": sum(said[i][name] for said in cells) / len(cells) for name in cells[0][i]}
         for i in range(len(rows))
     ]
+    if stack.softens:
+        for said, soft in zip(found, evaluate(stack, asked, split, rows, soft=True), strict=True):
+            said[f"{split}/soft_accuracy"] = means(soft, split)[f"{split}/accuracy"]
+    return found
 
 
 def means(cells: list[dict[str, Any]], split: Split) -> dict[str, float]:

@@ -35,6 +35,7 @@ class Stack:
             name: torch.stack([m.get_buffer(name).detach() for m in models]) for name, _ in first.named_buffers()
         }
         self.models = list(models) if mode == "loop" else [first]
+        self.softens = any(inner.softens for inner in first.mixers())
         self.observes = any(type(inner).observe is not Mixer.observe for inner in first.mixers())
         self._bind()
 
@@ -83,13 +84,13 @@ class Stack:
 
     @torch.no_grad()
     def scores(
-        self, tokens: Tensor, positions: Tensor, labels: Tensor, rows: list[int] | None = None
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, rows: list[int] | None = None, *, soft: bool = False
     ) -> tuple[Tensor, Tensor]:
         """The same questions to every model (or those in `rows`): tokens [B, T], positions and labels [B, Q] -> loss
-        and whether the answer is right [M, B, Q]."""
+        and whether the answer is right [M, B, Q]. `soft`: of the models as they train."""
         rows = list(range(len(self))) if rows is None else rows
         asked = (tokens, positions, None, scores(labels, IGNORE))
-        with self._cast(), self._hard():
+        with self._cast(), contextlib.nullcontext() if soft else self._hard():
             if self.mode == "loop":
                 found = [self.models[i](*asked) for i in rows]
                 return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])

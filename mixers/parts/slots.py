@@ -359,6 +359,10 @@ class SlotMixer(Mixer):
         return self.slots.segmentation(self.operands(x), changes)
 
     @property
+    def softens(self) -> bool:
+        return self.slots.learns and self.slots.boundary_gate == "soft"
+
+    @property
     def calibrates(self) -> bool:
         return self.slots.calibrates
 

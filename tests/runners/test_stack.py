@@ -137,7 +137,7 @@ class Told(Mixer):
         self.level = 0.0
 
     def forward(self, x, *changes):
-        return self.gain * changes[0][..., None] + 0 * x
+        return self.gain * changes[0][..., None] + self.training * x
 
     @property
     def told_changes(self):
@@ -168,6 +168,9 @@ def test_mixers_are_told_the_changes_and_observed(mode):
     stack = Stack(members, mode=mode)
     assert stack.observe(tokens, [1, 0]) == [{"rate": 5 / 8, "training": 0.0}, {"rate": 5 / 16, "training": 0.0}]
     assert stack.models[0].training
+    at = torch.zeros(2, 1, dtype=torch.int64)
+    hard, soft = (stack.scores(tokens, at, at, soft=soft)[0] for soft in (False, True))
+    assert not torch.equal(hard, soft)
 
 
 def test_without_observations_nothing_is_run(monkeypatch):
