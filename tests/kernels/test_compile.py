@@ -1,5 +1,7 @@
 """Every public operator is one graph under `torch.compile`, alone and for a stack under vmap, and changes no bit."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ SCALARS = {"log_decay": (B, T, H)}
 LEVELS = {"level_scale": (B, T, H, 6)}
 
 
-def cut_and_read(k: Tensor, v: Tensor, rank_scale: Tensor, log_decay: Tensor, **x: Tensor) -> Tensor:
+def cut_and_read(k: Tensor, v: Tensor, rank_scale: Tensor, log_decay: Tensor, **x: Any) -> Tensor:
     score, found = schedule(k, v, 3, threshold=torch.full((H,), 0.5), log_decay=log_decay)
     return dla(k=k, v=v, rank_scale=rank_scale, schedule=found, log_decay=log_decay, gate=score, chunk_size=8, **x)
 
