@@ -1,7 +1,7 @@
 """One `mixassay run`, from the loaded sweep to the ended workers, and the table of what is stored."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,10 +19,10 @@ from mixassay.runners.crew import Crew
 from mixassay.runners.launch import Ending, Launcher, Settings
 from mixassay.runners.machine import accelerator_possible, cores
 from mixassay.runners.plan import Mode, Plan
-from mixassay.runners.progress import Display
+from mixassay.runners.progress import Display, Event
 from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
-from mixassay.settings import Run
+from mixassay.settings import Run, Tracker
 from mixassay.sweep import Sweep
 
 PIECES = 4
@@ -97,6 +97,7 @@ class Session:
         }
         tracebacks = self.options.fail_fast
         with Display(self.plan, self.costs, console, self.settings.slots, self.options.as_json, tracebacks) as display:
+            tell = display if self.sweep.run.tracker is None else mirrored(display, self.sweep.run.tracker, self.folder)
             launcher = Launcher(
                 self.plan,
                 self.crew,
@@ -106,7 +107,7 @@ class Session:
                 folder=checkpoints,
                 store=self.store,
                 recorder=self.recorder,
-                tell=display,
+                tell=tell,
             )
             return launcher.run()
 
@@ -123,6 +124,20 @@ class Session:
         except OSError as problem:
             raise UserError(f"cannot write to {folder}: {problem.strerror}; choose another --results") from problem
         return folder
+
+
+def mirrored(display: Display, tracker: Tracker, folder: Path) -> Callable[[Event], None]:
+    """Tell the display, and the tracker of the runs that have ended."""
+    from mixassay.runners.track import Mirror
+
+    mirror = Mirror(tracker, folder / ".tensorboard", lambda text: display({"event": "note", "text": text}))
+
+    def tell(event: Event) -> None:
+        display(event)
+        if event["event"] == "run":
+            mirror(event["record"])
+
+    return tell
 
 
 def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:

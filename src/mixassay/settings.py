@@ -21,6 +21,9 @@ Seconds = Annotated[float, Field(gt=0), BeforeValidator(seconds), WithJsonSchema
 Auto = Positive | Literal["auto"]
 
 
+Tracker = Literal["trackio", "wandb", "tensorboard"]
+
+
 class Compare(Spec):
     """What counts as a difference, and as solved."""
 
@@ -51,6 +54,7 @@ class Run(Spec):
     hang: Seconds = 1800.0  # without a step: its worker is replaced
     retries: Count = 1  # of a stack whose worker died
     keep_weights: bool = False  # of every run, for mixassay.load
+    tracker: Tracker | None = None  # where finished runs are shown as well
 
 
 class Selection(Spec):
