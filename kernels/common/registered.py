@@ -11,7 +11,6 @@ from torch import Tensor
 from mixassay.kernels import interpreted
 from mixassay.kernels.common.precision import autocasts
 
-
 INSTALLED = find_spec("triton") is not None
 
 
