@@ -139,6 +139,8 @@ def failed(record: Record) -> bool:
 
 def ours(op: str, few: Sample) -> Implementation:
     """Triton where it can serve, else torch, with the reason."""
+    if not few.do.is_cuda:  # where Triton would be its interpreter
+        return Implementation("mixassay torch", operator(op, "torch"), ours=True, note="no CUDA device")
     triton = Implementation("mixassay triton", operator(op, "triton"), ours=True)
     tried = check(triton, "forward", few)
     if isinstance(tried, Failure) and tried.status == "unsupported":
