@@ -9,7 +9,9 @@ does to it: the slots are the state of one call of it, side by side as columns o
 The last token is a piece of its own, because slots are kept as the last token sees them.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mixassay.kernels import resolve
 from mixassay.kernels.common.fenwick import FenwickState, empty_state, merge, past
 from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.registered import against_triton
+from mixassay.kernels.common.sequences import check_sequences, wide_heads
 from mixassay.kernels.common.shapes import Axes
 
 Tokens = dict[str, Any]
@@ -34,6 +39,59 @@ class Forms(NamedTuple):
     """(**tokens), from an empty state"""
     parent: Callable[..., tuple[Tensor, Any]]
     """(**tokens without level_scale, initial_state [B, H, K, V]) with one state, unweighted; returns the final one"""
+
+
+class Operator(NamedTuple):
+    """A log-linear operator as `serve` needs it. Each is called with the tokens by name."""
+
+    name: str
+    definition: Callable[..., tuple[Tensor, FenwickState]]
+    """(**tokens, scale, initial_state)"""
+    chunked: Callable[..., Tensor]
+    """(**tokens, scale, chunk_size)"""
+    triton: Callable[..., Tensor]
+    """(**tokens, scale, cu_seqlens)"""
+    parent: Callable[..., tuple[Tensor, Any]]
+    """The public function of the operator with one state."""
+
+
+def serve(
+    op: Operator,
+    tokens: Tokens,
+    scale: float | None,
+    initial_state: FenwickState | None,
+    output_final_state: bool,
+    chunk_size: int | None,
+    cu_seqlens: Tensor | None,
+    backend: str | None,
+) -> tuple[Tensor, FenwickState | None]:
+    """A call of the public function: its checks, its backend, and states around the forms that know none."""
+    axes, (q, k, v) = Axes(op.name), (tokens[name] for name in "qkv")
+    others = {n: (x, "BTHL" if n == "level_scale" else "BTH") for n, x in tokens.items() if n not in ("q", "k", "v")}
+    check_sequences(axes, q, k, v, others, None, chunk_size, cu_seqlens)
+    axes.check_positive("L", tokens["level_scale"].shape[-1])
+    if initial_state is not None:
+        check_state(axes, initial_state, "B" if cu_seqlens is None else "N")
+    against = against_triton(*tokens.values(), initial_state and initial_state.slots) or wide_heads(q, v)
+    chosen = resolve(op.name, backend, against_triton=against)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if chosen == "triton" and initial_state is None and not output_final_state:
+        return op.triton(**tokens, scale=scale, cu_seqlens=cu_seqlens), None
+    forms = Forms(
+        definition=partial(op.definition, scale=scale),
+        core=partial(op.triton, scale=scale, cu_seqlens=None)
+        if chosen == "triton"
+        else partial(op.chunked, scale=scale, chunk_size=chunk_size),
+        parent=partial(
+            op.parent,
+            scale=scale,
+            chunk_size=chunk_size,
+            output_final_state=True,
+            # With the slots beside them, values may be too wide for the parent's kernels.
+            backend="auto" if chosen == "triton" else chosen,
+        ),
+    )
+    return run(forms, tokens, initial_state, output_final_state, cu_seqlens, chosen == "reference")
 
 
 def check_state(axes: Axes, state: FenwickState, rows: str) -> None:

@@ -1,21 +1,32 @@
 """The log-linear gated delta rule: the public functions."""
 
 import math
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from mixassay.kernels import resolve
 from mixassay.kernels.common import carry
 from mixassay.kernels.common.fenwick import FenwickState, merge, write_and_read
 from mixassay.kernels.common.precision import accumulator, no_autocast
-from mixassay.kernels.common.registered import against_triton
-from mixassay.kernels.common.sequences import check_sequences, wide_heads
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.gated_delta_rule import gated_delta_rule
 from mixassay.kernels.log_linear_gated_delta_rule import chunked, reference
 from mixassay.kernels.recurrent_step import fused
+
+
+def _triton(**given: Any) -> Tensor:
+    from mixassay.kernels.log_linear_gated_delta_rule import registered  # the package triton may not be there
+
+    return registered.log_linear_gated_delta_rule(**given)
+
+
+OPERATOR = carry.Operator(
+    "log_linear_gated_delta_rule",
+    definition=reference.log_linear_gated_delta_rule,
+    chunked=chunked.log_linear_gated_delta_rule,
+    triton=_triton,
+    parent=gated_delta_rule,
+)
 
 
 def log_linear_gated_delta_rule(
@@ -59,40 +70,8 @@ def log_linear_gated_delta_rule(
     for a backend that cannot serve. On a GPU the Triton kernels multiply in the dtype of q, k and v, or autocast's;
     with a state, which is composed around them, in that of the sums.
     """
-    axes = Axes("log_linear_gated_delta_rule")
-    others: dict[str, tuple[Tensor | None, str]] = {
-        "beta": (beta, "BTH"),
-        "level_scale": (level_scale, "BTHL"),
-        "log_decay": (log_decay, "BTH"),
-    }
-    check_sequences(axes, q, k, v, others, None, chunk_size, cu_seqlens)
-    axes.check_positive("L", level_scale.shape[-1])
-    if initial_state is not None:
-        carry.check_state(axes, initial_state, "B" if cu_seqlens is None else "N")
-    against = against_triton(q, k, v, beta, level_scale, log_decay, initial_state and initial_state.slots)
-    chosen = resolve("log_linear_gated_delta_rule", backend, against_triton=against or wide_heads(q, v))
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     tokens: carry.Tokens = {"q": q, "k": k, "v": v, "beta": beta, "level_scale": level_scale, "log_decay": log_decay}
-    core: Callable[..., Tensor] = partial(chunked.log_linear_gated_delta_rule, scale=scale, chunk_size=chunk_size)
-    if chosen == "triton":
-        from mixassay.kernels.log_linear_gated_delta_rule import registered  # the package triton may not be there
-
-        core = partial(registered.log_linear_gated_delta_rule, scale=scale, cu_seqlens=None)
-        if initial_state is None and not output_final_state:
-            return core(**tokens, cu_seqlens=cu_seqlens), None
-    forms = carry.Forms(
-        definition=partial(reference.log_linear_gated_delta_rule, scale=scale),
-        core=core,
-        parent=partial(
-            gated_delta_rule,
-            scale=scale,
-            chunk_size=chunk_size,
-            output_final_state=True,
-            # With the slots beside them, values may be too wide for the parent's kernels.
-            backend="auto" if chosen == "triton" else chosen,
-        ),
-    )
-    return carry.run(forms, tokens, initial_state, output_final_state, cu_seqlens, chosen == "reference")
+    return carry.serve(OPERATOR, tokens, scale, initial_state, output_final_state, chunk_size, cu_seqlens, backend)
 
 
 def log_linear_gated_delta_rule_step(

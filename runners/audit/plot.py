@@ -7,11 +7,10 @@ Bars are the bound B, dots the bias of reading a segment, whiskers one sample de
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixassay.errors import UserError
 from mixassay.runners import stats
 from mixassay.runners.audit.records import AuditRecord
+from mixassay.runners.plot import check, save
 
-FORMATS = (".svg", ".png", ".pdf")
 BAR, DOT = "#9CB8D8", "#C04F00"
 
 
@@ -44,17 +43,4 @@ def plot(records: Sequence[AuditRecord], path: Path, title: str) -> None:
         panel.set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("bound B (bars) and segment bias (dots), per token; less is better", fontsize=9)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as problem:
-        raise UserError(f"cannot write to {path}: {problem.strerror}") from problem
-
-
-def check(path: Path) -> None:
-    """Raise UserError for a picture that cannot be made, before anything is computed for it."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"--plot: {path} should end in {', '.join(FORMATS)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as problem:
-        raise UserError("--plot needs matplotlib: pip install 'mixassay[plot]'") from problem
+    save(figure, path)

@@ -42,10 +42,11 @@ def audit_bias(
     from mixassay.runners.audit.records import write as keep
     from mixassay.runners.audit.run import run
     from mixassay.runners.audit.table import flat, long_form, tables
+    from mixassay.runners.plot import check
 
     audit = Audit.load(find(file, audits=True), texts(overrides, seeds))
     if plot is not None:
-        picture.check(plot)
+        check(plot)
     errors = Console(stderr=True)
     with errors.status("") as status:
         records = list(run(audit, lambda said: status.update(said, spinner_style="dim")))

@@ -84,19 +84,26 @@ TABLES = {
 }
 
 
+def start(*names: str) -> subprocess.Popen[str]:
+    """`hopper` as a program, where nothing is interpreted."""
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.hopper", *names]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 @cache
 def compiled() -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """One process for each width, side by side. Nothing is interpreted there."""
-    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    """One process for each width, side by side."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {table: [] for table in TABLES}
     runs = []
     for width in sorted({width for _, width in TABLES}):
         names = [f"{name}:{w}" for name, w in TABLES if w == width]
-        command = [sys.executable, "-m", "tests.kernels.hopper", *names]
-        runs.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
+        runs.append(start(*names))
     for run in runs:
-        output, _ = run.communicate()
-        assert run.returncode == 0
+        output, errors = run.communicate()
+        assert run.returncode == 0, errors
         for kernel in map(json.loads, output.splitlines()):
             found[kernel["operator"], kernel["width"]].append(kernel)
     return found
@@ -116,19 +123,8 @@ def test_tables_compile_well_for_hopper(table):
 
 def test_kernels_take_any_combination_of_arguments():
     """Triton types a kernel for each kind of call; its interpreter does not."""
-    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
     names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"], ["hla"]
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.kernels.hopper", *some],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for some in names
-    ]
+    runs = [start(*some) for some in names]
     for run, some in zip(runs, names, strict=True):
         output, errors = run.communicate()
         assert run.returncode == 0, errors
