@@ -11,6 +11,7 @@ a seed moves is the rows themselves (unless `data_seed` fixes them) and the orde
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -58,7 +59,7 @@ class Stream:
             epoch, batch = divmod(turn, cell.examples // B)
             index = self._permutation(at, epoch, seeds, device)[:, batch * B : (batch + 1) * B].flatten()
         drawn = seeds if self.data_seed is None else (self.data_seed,) * len(seeds)
-        seed = torch.tensor(drawn, device=device).repeat_interleave(B)
+        seed = seeds_on(device, drawn).repeat_interleave(B)
         return cell.task.rows(index, seed=seed, split="train")
 
     def _permutation(self, at: int, epoch: int, seeds: tuple[int, ...], device: str) -> Tensor:
@@ -67,7 +68,7 @@ class Stream:
         if known is None or known[:2] != (epoch, seeds):
             n = self.cells[at].examples
             assert n is not None
-            order = draws.permutation(torch.tensor(seeds, device=device), draws.stream("order", at), n, epoch)
+            order = draws.permutation(seeds_on(device, seeds), draws.stream("order", at), n, epoch)
             self._shuffled[at] = known = (epoch, seeds, order)
         return known[2]
 
@@ -93,6 +94,12 @@ def changes(spec: TaskSpec) -> Openings | None:
     tasks = [make(spec.name, args) for kind in kinds for args, _, _ in task_cells(spec, kind)]
     found: set[Openings | None] = {getattr(x, "openings", None) for x in tasks}
     return found.pop() if len(found) == 1 else None
+
+
+@lru_cache(maxsize=8)
+def seeds_on(device: str, seeds: tuple[int, ...]) -> Tensor:
+    """int64 [M], made once: copying them to a GPU in every step would wait for it."""
+    return torch.tensor(seeds, device=device)
 
 
 def make(name: str, args: dict[str, object]) -> Task:

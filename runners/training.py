@@ -23,7 +23,7 @@ from mixassay.runners.evaluate import Questions, evaluate, means, observe, quest
 from mixassay.runners.graph import Replay
 from mixassay.runners.optim import AdamW, schedule
 from mixassay.runners.stack import Mode, Stack
-from mixassay.runners.stream import Stream, changes
+from mixassay.runners.stream import Stream, changes, seeds_on
 from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 50
@@ -124,9 +124,7 @@ class Training:
         keep = None
         if self.spec.model.dropout > 0:
             shape = (*tokens.shape[1:], self.spec.model.d_model)
-            keep = draws.keep_mask(
-                torch.tensor(seeds, device=self.device), DROPOUT, self.step, shape, self.spec.model.dropout
-            )
+            keep = draws.keep_mask(seeds_on(self.device, seeds), DROPOUT, self.step, shape, self.spec.model.dropout)
             keep = keep.to(self.stack.params.dtype) / (1 - self.spec.model.dropout)
         self.replay(tokens, positions, labels, keep)
         self.loss_steps += 1
