@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from mixassay import provenance
 from mixassay.runners import floors
 from mixassay.runners.bench_records import PASSES, SCHEMA, Record
-from mixassay.runners.operators import ARGUMENTS, Call, Inputs, Shape, draw, gate_bytes, operator
+from mixassay.runners.operators import ARGUMENTS, Call, Inputs, Shape, draw, gate_bytes, home, operator
 from mixassay.runners.peers import Implementation, peers
 from mixassay.runners.timing import Clock, Failure, attempt, summary
 
@@ -149,7 +149,7 @@ def ours(op: str, few: Sample) -> Implementation:
 
 
 def provenance_of(op: str, device: torch.device) -> Record:
-    source = provenance.source_hash(["mixassay.runners.bench_kernels", f"mixassay.kernels.{op}"])
+    source = provenance.source_hash(["mixassay.runners.bench_kernels", home(op)])
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     env = provenance.environment(name, threads=torch.get_num_threads())
     return {"code": provenance.code(source).model_dump(), "env": env}

@@ -10,6 +10,9 @@ log2(T / C), the mean number of inter-chunk levels that a token sees:
     log_linear_attention          2C(K+V) + 2KV(1+n)             backward 6CK + 4CV + 6KV + 4KVn
     log_linear_gated_delta_rule   8CK + 4CV + 2.3C^2 + 2KV + 6KVn     backward 24CK + 10CV + 10C^2 + 6KV + 18KVn
     softmax_attention             T(K+V), half of all pairs      backward 2.5 times as much
+    hla2                          linear_attention of widths (K, K) and (K, V)
+    ahla                          linear_attention of (K, V) twice, the products q.k once
+    hla3                          linear_attention of (K, K), (K, V) and again (K, V), the products q.k of two once
 
 The backward recomputes what it needs, which is counted. A kernel that stores more than its results is slower than
 this; none is faster.
@@ -41,9 +44,16 @@ def ms(work: Work, rates: Rates, token_heads: int) -> float:
 
 def forward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0) -> Work:
     """`width` bytes for each number of q, k, v and o; `gates` bytes in all for the decay, beta and level weights."""
+
+    def linear(K: int, V: int) -> float:
+        return 2 * C * (K + V) + 4 * K * V
+
     n = _levels(T)
     flops = {
-        "linear_attention": 2 * C * (K + V) + 4 * K * V,
+        "linear_attention": linear(K, V),
+        "hla2": linear(K, K) + linear(K, V),
+        "ahla": 2 * linear(K, V) - 2 * C * K,
+        "hla3": linear(K, K) + 2 * linear(K, V) - 2 * C * K,
         "gated_delta_rule": 6 * C * K + 4 * C * V + 6 * K * V + C**2 / 3,
         "log_linear_attention": 2 * C * (K + V) + 2 * K * V * (1 + n),
         "log_linear_gated_delta_rule": 8 * C * K + 4 * C * V + 2.3 * C**2 + 2 * K * V + 6 * K * V * n,
@@ -54,9 +64,16 @@ def forward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0) 
 
 def backward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0) -> Work:
     """Reads q, k, v, the output's gradient and the gates; writes the gradients of all inputs."""
+
+    def linear(K: int, V: int) -> float:
+        return 10 * K * V + 6 * C * K + 4 * C * V
+
     n = _levels(T)
     flops = {
-        "linear_attention": 10 * K * V + 6 * C * K + 4 * C * V,
+        "linear_attention": linear(K, V),
+        "hla2": linear(K, K) + linear(K, V),
+        "ahla": 2 * linear(K, V) - 2 * C * K,
+        "hla3": linear(K, K) + 2 * linear(K, V) - 2 * C * K,
         "gated_delta_rule": 16 * K * V + 18 * C * K + 10 * C * V + 4 * C**2,
         "log_linear_attention": 6 * C * K + 4 * C * V + 6 * K * V + 4 * K * V * n,
         "log_linear_gated_delta_rule": 24 * C * K + 10 * C * V + 10 * C**2 + 6 * K * V + 18 * K * V * n,

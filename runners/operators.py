@@ -17,8 +17,11 @@ ARGUMENTS = {
     "gated_delta_rule": ("q", "k", "v", "beta", "log_decay"),
     "log_linear_attention": ("q", "k", "v", "level_scale", "log_decay"),
     "log_linear_gated_delta_rule": ("q", "k", "v", "beta", "level_scale", "log_decay"),
+    "hla2": ("q", "k", "v", "log_decay"),
+    "ahla": ("q", "k", "v", "log_decay"),
+    "hla3": ("q", "k", "v", "log_decay"),
 }
-"""Operator -> its tensor arguments. An operator lives in the module and the function of its name."""
+"""Operator -> its tensor arguments. An operator is the function of its name in the module `home(name)`."""
 
 Inputs = dict[str, Tensor]
 Call = Callable[[Inputs], Tensor]  # the output [B, T, H, V]
@@ -31,8 +34,13 @@ class Shape(NamedTuple):
     D: int  # of keys and of values
 
 
+def home(name: str) -> str:
+    """The module of an operator: of its name, but for the family of higher-order linear attention."""
+    return f"mixassay.kernels.{'hla' if name in ('hla2', 'ahla', 'hla3') else name}"
+
+
 def operator(name: str, backend: str) -> Call:
-    function = getattr(importlib.import_module(f"mixassay.kernels.{name}"), name)
+    function = getattr(importlib.import_module(home(name)), name)
 
     def call(inputs: Inputs) -> Tensor:
         result = function(**inputs, backend=backend)
