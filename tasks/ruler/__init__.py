@@ -11,6 +11,6 @@ public generators instead. The prompts' wording, the parameters and the scores a
 
     sets        a set of samples, its address, its cache           table     the tasks as data
     generate    one sample, fitted to its length (fit)             scores    of one answer
-    niah, variables, words, qa     the families of prompts         sources, tokens     what they are made of
+    niah, variables, words, qa     the families of prompts         sources   what they are made of
     compat      NVIDIA/RULER's and lm-eval's generators, faults included
 """

@@ -13,8 +13,8 @@ from mixassay.tasks.ruler.sample import Sample, measured, prompt_tokens
 from mixassay.tasks.ruler.sources import SHIPPED, Sources
 from mixassay.tasks.ruler.table import TASKS
 from mixassay.tasks.ruler.text import Draft
-from mixassay.tasks.ruler.tokens import Tokenizer
 from mixassay.tasks.ruler.variables import VariableTracking
+from mixassay.tokens import Counter
 
 VERSION = 1
 """Raised whenever the same arguments give another sample."""
@@ -30,7 +30,7 @@ class Ruler:
 
     A task of questions asks those that fit the length, in an order drawn from the seed, each of them once.
 
-    >>> from mixassay.tasks.ruler.tokens import Bytes
+    >>> from mixassay.tokens import Bytes
     >>> sample = Ruler("niah_single_1", 1024, Bytes()).sample(0)
     >>> sample.answers, sample.prompt_tokens + sample.new_tokens, sample.size
     (('6160148',), 1019, 6)
@@ -38,7 +38,7 @@ class Ruler:
 
     task: str
     length: int
-    tokenizer: Tokenizer
+    tokenizer: Counter
     sources: Sources = SHIPPED
     seed: int = 42
     _fits: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixassay.tasks.ruler.text import Text
-from mixassay.tasks.ruler.tokens import Tokenizer
+from mixassay.tokens import Counter
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sample:
         return (self.prompt_tokens + self.new_tokens) / self.length
 
 
-def measured(text: Text, tokenizer: Tokenizer, used: int, *, new_tokens: int, **known: Any) -> Sample:
+def measured(text: Text, tokenizer: Counter, used: int, *, new_tokens: int, **known: Any) -> Sample:
     """The sample of a text whose `prompt_tokens` are `used`; `known` are the other fields."""
     positions, depths = places(text, tokenizer, used - tokenizer.special)
     return Sample(
@@ -56,12 +56,12 @@ def measured(text: Text, tokenizer: Tokenizer, used: int, *, new_tokens: int, **
     )
 
 
-def prompt_tokens(text: Text, tokenizer: Tokenizer) -> int:
+def prompt_tokens(text: Text, tokenizer: Counter) -> int:
     """Tokens of the whole prompt, special ones included."""
     return tokenizer.count(text.input + text.prefix) + tokenizer.special
 
 
-def places(text: Text, tokenizer: Tokenizer, total: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def places(text: Text, tokenizer: Counter, total: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """(positions, depths) of the needles in a prompt of `total` tokens."""
     if not text.needles:
         return (), ()

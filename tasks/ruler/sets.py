@@ -22,8 +22,8 @@ from mixassay.tasks.ruler.qa import QA
 from mixassay.tasks.ruler.sample import Sample
 from mixassay.tasks.ruler.sources import SHIPPED, Sources
 from mixassay.tasks.ruler.table import TASKS, Compat
-from mixassay.tasks.ruler.tokens import Tokenizer
 from mixassay.tasks.ruler.words import CommonWords
+from mixassay.tokens import Counter
 
 GENERATORS: dict[Compat | None, tuple[type[Ruler | PublicRuler | PublicLmEval], int]] = {
     None: (Ruler, generate.VERSION),
@@ -42,7 +42,7 @@ class SampleSet:
 
     task: str
     length: int
-    tokenizer: Tokenizer
+    tokenizer: Counter
     sources: Sources = SHIPPED
     seed: int | None = None
     compat: Compat | None = None

@@ -15,7 +15,7 @@ from mixassay.tasks.ruler.fit import largest
 from mixassay.tasks.ruler.niah import NOISE, inserted
 from mixassay.tasks.ruler.sources import Sources
 from mixassay.tasks.ruler.text import Draft, Text, after, framed
-from mixassay.tasks.ruler.tokens import Tokenizer
+from mixassay.tokens import Counter
 
 OPENING = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
 QUESTION = "\nQuestion: Find all variables that are assigned the value {value} in the text above."
@@ -35,7 +35,7 @@ class VariableTracking:
 
     hops: int = 4
 
-    def draft(self, length: int, chance: Chance, sources: Sources, tokenizer: Tokenizer) -> Draft:
+    def draft(self, length: int, chance: Chance, sources: Sources, tokenizer: Counter) -> Draft:
         example = self.example(min(EXAMPLE_TOKENS, length // 2), chance, tokenizer)
         variables = letters(chance, "variables", self.hops + 1, 5)
         value = str(10000 + chance.below("value", 1, 90000)[0])
@@ -45,7 +45,7 @@ class VariableTracking:
 
         return Draft(build, 0, length // 8, "lines")
 
-    def example(self, limit: int, chance: Chance, tokenizer: Tokenizer) -> str:
+    def example(self, limit: int, chance: Chance, tokenizer: Counter) -> str:
         """The prompt of a chain of its own, answered, in at most `limit` tokens."""
         variables = letters(chance, "example variables", self.hops + 1, 3)
         value = str(10000 + chance.below("example value", 1, 90000)[0])

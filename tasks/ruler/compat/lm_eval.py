@@ -30,9 +30,9 @@ from mixassay.tasks.ruler.sample import Sample, measured, prompt_tokens
 from mixassay.tasks.ruler.sources import SHIPPED, Sources, sentences
 from mixassay.tasks.ruler.table import TASKS
 from mixassay.tasks.ruler.text import Text, after, framed
-from mixassay.tasks.ruler.tokens import Tokenizer
 from mixassay.tasks.ruler.variables import EXAMPLE_TOKENS, VariableTracking
 from mixassay.tasks.ruler.words import CommonWords
+from mixassay.tokens import Counter
 
 SHUFFLES = 42
 """Seed of every shuffle, whatever the run's seed."""
@@ -50,7 +50,7 @@ class PublicLmEval:
 
     task: str
     length: int
-    tokenizer: Tokenizer
+    tokenizer: Counter
     sources: Sources = SHIPPED
     seed: int = 0
     split: Callable[[str], list[str]] = sentences

@@ -20,9 +20,9 @@ from mixassay.tasks.ruler.sample import Sample, measured, prompt_tokens
 from mixassay.tasks.ruler.sources import SHIPPED, Sources, sentences
 from mixassay.tasks.ruler.table import TASKS
 from mixassay.tasks.ruler.text import Text, after, framed
-from mixassay.tasks.ruler.tokens import Tokenizer
 from mixassay.tasks.ruler.variables import EXAMPLE_TOKENS, VariableTracking
 from mixassay.tasks.ruler.words import CommonWords
+from mixassay.tokens import Counter
 
 REDRAWS = 200
 """Of a sample at its smallest size; the public code goes on for ever."""
@@ -39,7 +39,7 @@ class PublicRuler:
 
     task: str
     length: int
-    tokenizer: Tokenizer
+    tokenizer: Counter
     sources: Sources = SHIPPED
     seed: int = 42
     split: Callable[[str], list[str]] = sentences

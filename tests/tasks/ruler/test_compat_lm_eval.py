@@ -10,7 +10,7 @@ from mixassay.tasks.ruler.compat.lm_eval import PublicLmEval
 from mixassay.tasks.ruler.generate import Ruler
 from mixassay.tasks.ruler.scores import score
 from mixassay.tasks.ruler.sources import Sources
-from mixassay.tasks.ruler.tokens import Bytes, HuggingFace
+from mixassay.tokens import Bytes, HuggingFace
 
 STOCK = {
     ("niah_single_1", 1024): "02c5474c00c26333",

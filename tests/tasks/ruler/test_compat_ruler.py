@@ -9,7 +9,7 @@ from mixassay.errors import UserError
 from mixassay.tasks.ruler.compat.ruler import PublicRuler
 from mixassay.tasks.ruler.sources import Sources
 from mixassay.tasks.ruler.table import TASKS
-from mixassay.tasks.ruler.tokens import Bytes, HuggingFace
+from mixassay.tokens import Bytes, HuggingFace
 
 CASES = [(task, length) for task in TASKS for length in (1024, 4096) if not (task.startswith("qa") and length == 1024)]
 

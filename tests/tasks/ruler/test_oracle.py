@@ -12,7 +12,7 @@ from mixassay.tasks.ruler.niah import DEPTHS, NIAH, NOISE
 from mixassay.tasks.ruler.sample import Sample
 from mixassay.tasks.ruler.scores import score
 from mixassay.tasks.ruler.table import TASKS
-from mixassay.tasks.ruler.tokens import Bytes
+from mixassay.tokens import Bytes
 
 NEEDLES = [name for name, task in TASKS.items() if isinstance(task, NIAH)]
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for (\S+(?: \S+){0,3}?) is: ([\w-]+)\.")

@@ -14,7 +14,7 @@ from mixassay.tasks.ruler.generate import Ruler
 from mixassay.tasks.ruler.sample import Sample
 from mixassay.tasks.ruler.sources import Sources
 from mixassay.tasks.ruler.table import TASKS
-from mixassay.tasks.ruler.tokens import Bytes
+from mixassay.tokens import Bytes
 
 Words = Any  # the fixture's tokenizer
 LENGTHS = (1024, 2000, 8192)

@@ -11,7 +11,7 @@ from mixassay.errors import UserError
 from mixassay.tasks.ruler import sets
 from mixassay.tasks.ruler.sets import SampleSet
 from mixassay.tasks.ruler.sources import DATA, Sources
-from mixassay.tasks.ruler.tokens import Bytes
+from mixassay.tokens import Bytes
 
 SET = SampleSet("niah_multiquery", 1024, Bytes())
 
