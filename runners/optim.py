@@ -6,7 +6,6 @@ with lr, wd, clipping and an `active` flag per row. A row that is not active, or
 its parameters bit for bit, and no other row sees it.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -53,12 +52,3 @@ class AdamW:
         """Drop all rows but these."""
         self.lr, self.weight_decay = self.lr[rows], self.weight_decay[rows]
         self.mean, self.square = self.mean[rows], self.square[rows]
-
-
-def schedule(kind: str, step: int, steps: int, warmup: float) -> float:
-    """Share of the peak learning rate at update `step` (0-based) of `steps`; linear warm-up over a share of them."""
-    ramp = math.floor(warmup * steps)
-    if step < ramp:
-        return (step + 1) / ramp
-    done = (step - ramp) / max(1, steps - ramp)
-    return {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[kind]

@@ -17,7 +17,7 @@ from mixassay.record import Curve, EvalCell, Failure, RunRecord, Status, Stopped
 from mixassay.spec import RunSpec, Sections
 
 if TYPE_CHECKING:
-    from mixassay.runners.train import Outcome
+    from mixassay.runners.outcome import Outcome
 
 Parts = tuple[str, str, str]
 

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mixassay.runners import checkpoint as disk
-from mixassay.runners.training import Keep, Outcome, Training
+from mixassay.runners.outcome import Interrupted, Keep, Outcome
+from mixassay.runners.training import Training
 from mixassay.spec import RunSpec
 
 __all__ = ["Interrupted", "Outcome", "run"]
-
-
-class Interrupted(Exception):
-    """Stopped at a step boundary; the checkpoint continues from there."""
 
 
 def run(

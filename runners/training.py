@@ -7,10 +7,10 @@ go on. Randomness comes from counters alone, so a stack continues from a checkpo
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from mixassay.model import build
 from mixassay.runners import checkpoint
 from mixassay.runners.evaluate import Questions, evaluate, means, observe, questions
 from mixassay.runners.graph import Replay
-from mixassay.runners.optim import AdamW, schedule
+from mixassay.runners.optim import AdamW
+from mixassay.runners.outcome import Keep, Outcome
+from mixassay.runners.schedule import schedule
 from mixassay.runners.stack import Mode, Stack
 from mixassay.runners.stream import Stream, changes, seeds_on
 from mixassay.spec import RunSpec, Stop, digest, problems
@@ -29,29 +31,7 @@ from mixassay.spec import RunSpec, Stop, digest, problems
 LOOK_EVERY = 50
 """Steps between looks at which members have diverged: each look waits for the device."""
 
-Keep = Callable[[RunSpec, dict[str, Tensor]], None]
-
 DROPOUT = draws.stream("dropout")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What training knows of one finished member. `seconds` is its share of the stack's wall time."""
-
-    spec: RunSpec
-    status: Literal["ok", "diverged"]
-    metrics: dict[str, float]
-    eval: list[dict[str, Any]]
-    curve: dict[str, list[float]]
-    stopped: dict[str, Any]
-    state_bytes: dict[str, int]
-    live_state_bytes: dict[str, int]
-    params: int
-    weights: str
-    seconds: float
-    ms_per_step: float
-    stack: int
-    error: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

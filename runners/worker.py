@@ -170,7 +170,8 @@ class Worker:
 
     def train(self, task: Task, force: bool) -> bool:
         from mixassay.runners import faults
-        from mixassay.runners.train import Interrupted, run
+        from mixassay.runners.outcome import Interrupted
+        from mixassay.runners.train import run
 
         first = next(iter(task.runs.values()))
         attempts: dict[str, int] = {}

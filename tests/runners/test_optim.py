@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from mixassay.runners.optim import AdamW, schedule
+from mixassay.runners.optim import AdamW
+from mixassay.runners.schedule import schedule
 
 
 def rows(M=3, P=7, *, clip=None, seed=0):
