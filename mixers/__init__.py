@@ -39,6 +39,15 @@ class Mixer(nn.Module):
         """One token: x [B, D] and the state -> (y [B, D], new state). The state given is left as it was."""
         raise NotImplementedError
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        """`forward` of x [B, T, D], T >= 1, and the state that `step` goes on from. This takes T steps; a mixer may do
+        it in one call, and the contract tests hold it to the steps."""
+        ys, state = [], self.init_state(x.shape[0])
+        for token in x.unbind(1):
+            y, state = self.step(token, state)
+            ys.append(y)
+        return torch.stack(ys, dim=1), state
+
     @property
     def told_changes(self) -> bool:
         """Whether `forward` takes a second argument, bool [B, T]: where the true segments of the task's rows begin."""

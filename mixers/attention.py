@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import softmax_attention, softmax_attention_step
 from mixassay.mixers import Mixer, State, mixer, nbytes
+from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.rotary import rotate
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least, head_size
@@ -60,6 +61,17 @@ class Attention(Mixer):
         o = softmax_attention(q, k, v, window=self.window)
         y: Tensor = self.out(o.flatten(-2))
         return y
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        state = {}
+        qkv, state["conv"] = self.conv.prefill(self.qkv(x))
+        q, k, v = self._heads(qkv)
+        if self.rope:
+            q, k = self._turn(q, k, torch.arange(x.shape[1], device=x.device))
+            state["position"] = torch.full(x.shape[:1], x.shape[1], device=x.device)
+        for name, seen in (("k", k), ("v", v)):
+            state[name] = wide(seen if self.window is None else seen[:, -self.window :]).clone()
+        return self.out(softmax_attention(q, k, v, window=self.window).flatten(-2)), state
 
     def init_state(self, batch: int) -> State:
         return self._state(batch, kept=0)

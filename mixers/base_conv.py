@@ -34,6 +34,10 @@ class BaseConv(Mixer):
         y: Tensor = self.conv(x) * self.proj(x) + x
         return y
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        conv, state = self.conv.prefill(x)
+        return conv * self.proj(x) + x, state
+
     def init_state(self, batch: int) -> State:
         return self.conv.init_state(batch, self.proj.weight)
 

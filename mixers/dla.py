@@ -82,6 +82,11 @@ class DynamicLinearAttention(SlotMixer, LinearAttention):
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:
         return self._output(self.slots(self.operands(x), changes))
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        qkv, conv = self.conv.prefill(self.qkv(x))
+        o, past = self.slots.prefill(Operands(*self._operands(qkv), self.slot_proj(x)))
+        return self._output(o), (conv, past)
+
     def operands(self, x: Tensor) -> Operands:
         return Operands(*self._operands(self.conv(self.qkv(x))), self.slot_proj(x))
 

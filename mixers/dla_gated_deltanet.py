@@ -87,6 +87,12 @@ class DynamicGatedDeltaNet(SlotMixer, GatedDeltaNet):
         qkv, dt, beta, gate, raw = self.in_proj(x).split(self.widths, dim=-1)
         return self._output(self.slots(self._slotted(self.conv(qkv), dt, beta, raw), changes), gate)
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        qkv, dt, beta, gate, raw = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, conv = self.conv.prefill(qkv)
+        o, past = self.slots.prefill(self._slotted(qkv, dt, beta, raw))
+        return self._output(o, gate), (conv, past)
+
     def operands(self, x: Tensor) -> Operands:
         qkv, dt, beta, _, raw = self.in_proj(x).split(self.widths, dim=-1)
         return self._slotted(self.conv(qkv), dt, beta, raw)

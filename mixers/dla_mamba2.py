@@ -76,6 +76,13 @@ class DynamicMamba2(SlotMixer, Mamba2):
         (C, B, v, log_decay), x = self._operands(self.conv(xBC), dt)
         return self._output(self.slots(Operands(C, B, v, raw, log_decay), changes), x, z)
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        z, xBC, dt, raw = self.in_proj(x).split(self.widths, dim=-1)
+        xBC, conv = self.conv.prefill(xBC)
+        (C, B, v, log_decay), x = self._operands(xBC, dt)
+        y, past = self.slots.prefill(Operands(C, B, v, raw, log_decay))
+        return self._output(y, x, z), (conv, past)
+
     def operands(self, x: Tensor) -> Operands:
         _, xBC, dt, raw = self.in_proj(x).split(self.widths, dim=-1)
         (C, B, v, log_decay), _ = self._operands(self.conv(xBC), dt)

@@ -64,7 +64,13 @@ class GatedDeltaNet(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
-        return self._output(self._mix(*self._operands(self.conv(qkv), dt, beta), *levels), gate)
+        return self._output(self._mix(*self._operands(self.conv(qkv), dt, beta), *levels)[0], gate)
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, conv = self.conv.prefill(qkv)
+        o, S = self._mix(*self._operands(qkv, dt, beta), *levels, state=True)
+        return self._output(o, gate), (conv, S)
 
     def init_state(self, batch: int) -> State:
         return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
@@ -78,8 +84,11 @@ class GatedDeltaNet(Mixer):
 
     # The operator and its state. Log-linear and dynamic Gated DeltaNet have others, which take weights of states too.
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
-        return gated_delta_rule(q, k, v, beta, log_decay)[0]
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+    ) -> tuple[Tensor, State]:
+        """The output, and the state behind it if asked for."""
+        return gated_delta_rule(q, k, v, beta, log_decay, output_final_state=state)
 
     def _mix_step(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -68,6 +68,11 @@ class LinearAttention(Mixer):
         o, _ = linear_attention(q, k, v, scale=self.scale)
         return self._output(o)
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        qkv, conv = self.conv.prefill(self.qkv(x))
+        o, S = linear_attention(*self._operands(qkv), scale=self.scale, output_final_state=True)
+        return self._output(o), (conv, S)
+
     def init_state(self, batch: int) -> State:
         like, K = self.out.weight, self.head_dim
         return self.conv.init_state(batch, like), like.new_zeros(batch, self.heads, K, K + self.normalizer)

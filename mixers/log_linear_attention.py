@@ -62,6 +62,12 @@ class LogLinearAttention(FenwickMixer, LinearAttention):
         o, _ = log_linear_attention(q, k, v, self.level_scale(self.level_proj(x)), scale=self.scale)
         return self._output(o)
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        qkv, conv = self.conv.prefill(self.qkv(x))
+        weights = self.level_scale(self.level_proj(x))
+        o, S = log_linear_attention(*self._operands(qkv), weights, scale=self.scale, output_final_state=True)
+        return self._output(o), (conv, S)
+
     def init_state(self, batch: int) -> State:
         like, K = self.out.weight, self.head_dim
         return self.conv.init_state(batch, like), empty_state(like, batch, self.heads, self.levels, K, K)

@@ -63,8 +63,11 @@ class LogLinearGatedDeltaNet(FenwickMixer, GatedDeltaNet):
         nn.init.normal_(self.in_proj.weight, std=INIT_STD)
         self.level_scale = LevelScale(heads, levels)
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
-        return log_linear_gated_delta_rule(q, k, v, beta, self.level_scale(*levels), log_decay, scale=1.0)[0]
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+    ) -> tuple[Tensor, State]:
+        weights = self.level_scale(*levels)
+        return log_linear_gated_delta_rule(q, k, v, beta, weights, log_decay, scale=1.0, output_final_state=state)
 
     def _mix_step(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -48,8 +48,11 @@ class LogLinearMamba2(FenwickMixer, Mamba2):
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.level_scale = LevelScale(self.heads, levels)
 
-    def _mix(self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
-        return log_linear_attention(C, B, v, self.level_scale(*levels), log_decay, scale=1.0)[0]
+    def _mix(
+        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+    ) -> tuple[Tensor, State]:
+        weights = self.level_scale(*levels)
+        return log_linear_attention(C, B, v, weights, log_decay, scale=1.0, output_final_state=state)
 
     def _mix_step(
         self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -64,7 +64,14 @@ class Mamba2(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
         operands, x = self._operands(self.conv(xBC), dt)
-        return self._output(self._mix(*operands, *levels), x, z)
+        return self._output(self._mix(*operands, *levels)[0], x, z)
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
+        xBC, conv = self.conv.prefill(xBC)
+        operands, x = self._operands(xBC, dt)
+        y, S = self._mix(*operands, *levels, state=True)
+        return self._output(y, x, z), (conv, S)
 
     def init_state(self, batch: int) -> State:
         return self.conv.init_state(batch, self.out_proj.weight), self._init_past(batch)
@@ -79,8 +86,11 @@ class Mamba2(Mixer):
 
     # The operator and its state. Log-linear and dynamic Mamba-2 have others, which take weights of their states too.
 
-    def _mix(self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor) -> Tensor:
-        return linear_attention(C, B, v, log_decay, scale=1.0)[0]
+    def _mix(
+        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+    ) -> tuple[Tensor, State]:
+        """The output, and the state behind it if asked for."""
+        return linear_attention(C, B, v, log_decay, scale=1.0, output_final_state=state)
 
     def _mix_step(
         self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -88,6 +88,15 @@ class HigherOrder(Mixer):
         o, _ = type(self).operator(q, k, v, self.decay(x), **self.options)
         return self._output(o)
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        state = {}
+        qkv, state["conv"] = self.conv.prefill(self.qkv(x))
+        q, k, v = self._operands(qkv, torch.arange(x.shape[1], device=x.device))
+        o, state["matrices"] = type(self).operator(q, k, v, self.decay(x), output_final_state=True, **self.options)
+        if self.rope:
+            state["position"] = torch.full(x.shape[:1], x.shape[1], device=x.device)
+        return self._output(o), state
+
     def init_state(self, batch: int) -> State:
         like, K = self.out.weight, self.head_dim
         W = K + self.options["normalize"]

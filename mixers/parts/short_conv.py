@@ -7,6 +7,7 @@ from torch.nn.functional import silu
 
 from mixassay.kernels.causal_conv import causal_conv, causal_conv_step
 from mixassay.kernels.causal_conv.op import Activation
+from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.sizes import at_least
 
 
@@ -31,6 +32,13 @@ class ShortConv(nn.Module):
         if self.weight is None:
             return silu(x) if self.activation else x
         return causal_conv(x, self.weight, self.bias, activation=self.activation)[0]
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward`, and the state behind it."""
+        if self.weight is None:
+            return self(x), self.init_state(x.shape[0], wide(x))
+        y, state = causal_conv(x, self.weight, self.bias, activation=self.activation)
+        return y, wide(state.clone())  # a view would keep all of x
 
     def init_state(self, batch: int, like: Tensor) -> Tensor:
         return like.new_zeros(batch, max(self.conv - 1, 0), self.width)

@@ -15,7 +15,9 @@ from mixassay.kernels.dla.op import Scope, dla, dla_step
 from mixassay.kernels.dla.register import openings
 from mixassay.kernels.dla.schedule import schedule as scheduled
 from mixassay.kernels.dla.scores import attached, with_gradient
-from mixassay.kernels.dla.slots import Rule, Schedule, keep_older, move, opening, units
+from mixassay.kernels.dla.slots import Rule, Schedule, keep_older, move, opening, rank_of, units
+from mixassay.kernels.gated_delta_rule import gated_delta_rule
+from mixassay.kernels.linear_attention import linear_attention
 from mixassay.mixers import Mixer, nbytes
 from mixassay.mixers.parts.decay import spared
 from mixassay.mixers.parts.precision import wide
@@ -133,9 +135,11 @@ class Slots(nn.Module):
 
     def forward(self, given: Operands, changes: Tensor | None = None) -> Tensor:
         """[B, T, H, V]. `changes` bool [B, T] are what cuts "oracle" follow."""
+        return self._read(given, *self.schedule(given, changes))
+
+    def _read(self, given: Operands, score: Tensor, found: Schedule) -> Tensor:
         q, k, v, raw, log_decay, beta = given
         ks, vs = self._scored(given)
-        score, found = self.schedule(given, changes)
         soft = self.learns and self.boundary_gate == "soft" and self.training
         gate = moves = None
         if soft or (self.learns and torch.is_grad_enabled()):
@@ -149,6 +153,58 @@ class Slots(nn.Module):
         return dla(
             q, k, v, weights, found, log_decay, beta, scale=self.scale, scope=self.scope, gate=gate, opening=moves
         )
+
+    @torch.no_grad()
+    def prefill(self, given: Operands) -> tuple[Tensor, Past]:
+        """`forward`, and the past behind it; with scope "segment" in as many steps as there are tokens."""
+        score, found = self.schedule(given)
+        if self.scope == "all":
+            return self._read(given, score, found), self._behind(given, score, found)
+        os, past = [], self.init_past(len(given.v), self.bias, given.k.shape[-1], given.v.shape[-1])
+        for t in range(given.v.shape[1]):
+            q, k, v, raw, log_decay, beta = (None if x is None else x[:, t] for x in given)
+            assert q is not None
+            assert k is not None
+            assert v is not None
+            assert raw is not None
+            o, past = self.step(Operands(q, k, v, raw, log_decay, beta), past)
+            os.append(o)
+        return torch.stack(os, dim=1), past
+
+    def _behind(self, given: Operands, score: Tensor, found: Schedule) -> Past:
+        """The past after all tokens. A slot's state is what they leave of its own tokens' values: operators are linear
+        in the values."""
+        (B, T, H, V), (ks, vs), start = given.v.shape, self._scored(given), found.starts[:, -1]  # [B, H, R]
+        past = self.init_past(B, self.bias, given.k.shape[-1], V)
+        token = torch.arange(T, device=start.device).expand(B, H, T)
+        held = rank_of(start, token).transpose(1, 2).unsqueeze(-1)  # [B, T, H, 1]
+        masks = [held == r for r in range(self.capacity)]
+
+        def sums(x: Tensor) -> Tensor:
+            """[B, T, H, N] -> [B, H, R, N]"""
+            return torch.stack([(x * mask).sum(1) for mask in masks], dim=2)
+
+        def count(x: Tensor) -> Tensor:
+            return sums(x.unsqueeze(-1)).squeeze(-1)
+
+        past["position"] = past["position"] + T
+        past["S"] = torch.stack([left(given.k, given.v * m, given.log_decay, given.beta) for m in masks], dim=2)
+        past["n"] = count(torch.ones_like(score, dtype=torch.int64))
+        if "keys" in past:
+            past["keys"] = sums(wide(self._each_head(given.k)))
+        if "I" in past:
+            past["I"] = count(units(score))
+        if "divide" in past:
+            opener = units(score).gather(1, start.transpose(1, 2)).transpose(1, 2)
+            past["divide"] = torch.where(past["n"] > 0, opener, 0)
+        if "last_k" in past:
+            past |= {"last_k": ks[:, -1].to(self.bias.dtype), "last_v": vs[:, -1].to(self.bias.dtype)}
+        if "C" in past:
+            past["C"] = left(ks, vs * masks[0], given.log_decay, None)
+        if "sums" in past:
+            past["sums"] = torch.stack([left(ks, vs * mask, None, None) for mask in masks], dim=2)
+            past["Q"] = count(norm(ks, vs))
+        return past
 
     def segmentation(self, given: Operands, changes: Tensor | None = None) -> Segmentation:
         k = given.k.repeat_interleave(self.heads // given.k.shape[2], dim=2)
@@ -320,6 +376,16 @@ HELD = {"n": "n", "I": "I", "S": "sums", "Q": "Q"}
 """The names that `opening` has for what a past holds."""
 
 BY_RANK = ("S", "n", "I", "divide", "keys", "sums", "Q")
+
+
+def left(k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None) -> Tensor:
+    """The state [B, H, K, V] behind all tokens."""
+    if beta is None:
+        state = linear_attention(k, k, v, log_decay, output_final_state=True)[1]
+    else:
+        state = gated_delta_rule(k, k, v, beta, log_decay, output_final_state=True)[1]
+    assert state is not None
+    return state
 
 
 def norm(k: Tensor, v: Tensor) -> Tensor:

@@ -115,9 +115,11 @@ def test_bf16_autocast_stays_near_fp32(name, kw):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = m(x)
         y_step, state = run_steps(m, x[:, :3])
+        y_prefill, state_prefill = m.prefill(x)
     assert (y.float() - exact).norm() < 0.03 * exact.norm()
+    assert (y_prefill.float() - exact).norm() < 0.03 * exact.norm()
     assert (y_step.float() - exact[:, :3]).norm() < 0.03 * exact[:, :3].norm()
-    for kept in pytree.tree_leaves(state):
+    for kept in pytree.tree_leaves([state, state_prefill]):
         assert kept.dtype in (torch.float32, torch.int64), "a state must not lose digits to autocast"
     for grad in torch.autograd.grad(y.float().square().sum(), list(m.parameters())):
         assert grad.dtype == torch.float32
@@ -162,6 +164,19 @@ def test_step_equals_forward(name, kw):
     ys, _ = run_steps(m, x)
     for T in (1, 2, 3, 4, 5, 17, 63, 64, 65, 70):
         assert_equal(ys[:, :T], m(x[:, :T]))
+
+
+@every
+def test_prefill_equals_the_steps(name, kw):
+    """The output, every tensor of the state, and what further steps make of it."""
+    m = build(name, kw).requires_grad_(False)
+    x = tokens(2, 70)
+    for T in (1, 6, 67):
+        ys, stepped = run_steps(m, x[:, :T])
+        y, state = m.prefill(x[:, :T])
+        assert_equal(y, ys)
+        torch.testing.assert_close(state, stepped, rtol=1e-9, atol=1e-9)
+        assert_equal(run_steps(m, x[:, T:], state)[0], m(x)[:, T:])
 
 
 @every
