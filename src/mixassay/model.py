@@ -21,13 +21,17 @@ from torch import Tensor, nn
 
 from mixassay.errors import UserError
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_score
-from mixassay.mixers import Mixer, mixer
+from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.norm import LayerNorm, RMSNorm
 from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
 
 Head = Callable[[Tensor, Tensor], Any]
 """What is made of the normed hidden states [B, Q, D] and the embedding's weight [vocab_size, D]."""
+
+
+Decoding = tuple[Tensor, list[State]]
+"""Tokens seen so far, int64 [B], and the state of each layer's mixer."""
 
 
 def logits(h: Tensor, weight: Tensor) -> Tensor:
@@ -91,10 +95,21 @@ class Block(nn.Module):
             raise UserError(
                 f"{name}.forward returned shape {list(y.shape)} for x of shape {list(x.shape)}; both must agree"
             )
-        x = x + y
+        return self._rest(x + y)
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        y, state = self.mixer.prefill(self.norm(x))
+        return self._rest(x + y), state
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = self.mixer.step(self.norm(x), state)
+        return self._rest(x + y), state
+
+    def _rest(self, x: Tensor) -> Tensor:
+        """What follows the mixer."""
         if self.norm2 is None:
             return x
-        y = self.norm2(x, dtype=x.dtype) if self.mlp is None else self.mlp(self.norm2(x))
+        y: Tensor = self.norm2(x, dtype=x.dtype) if self.mlp is None else self.mlp(self.norm2(x))
         return x + y
 
 
@@ -133,6 +148,36 @@ class Model(nn.Module):
         if positions is not None:
             x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # [B, Q, D]
         return head(self.norm(x), self.embedding.weight)
+
+    def prefill(self, tokens: Tensor) -> tuple[Tensor, Decoding]:
+        """tokens int64 [B, T] -> logits behind the last one [B, vocab_size], and the state that `step` goes on from.
+        Raises `UserError` for mixers that must be told a task's changes."""
+        if any(inner.told_changes for inner in self.mixers()):
+            raise UserError("a mixer that is told a task's changes cannot generate: nobody tells it them")
+        T, states = tokens.shape[1], []
+        x = self.embedding(tokens)
+        if self.position is not None:
+            x = x + self.position.weight[:T]
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x, state = block.prefill(x)
+            states.append(state)
+        return self._logits(x[:, -1]), (torch.full_like(tokens[:, 0], T), states)
+
+    def step(self, tokens: Tensor, state: Decoding) -> tuple[Tensor, Decoding]:
+        """The next token of each row, int64 [B] -> logits [B, vocab_size], and the new state."""
+        (position, states), after = state, []
+        x = self.embedding(tokens)
+        if self.position is not None:
+            x = x + self.position(position)
+        for block, before in zip(self.blocks, states, strict=True):
+            assert isinstance(block, Block)
+            x, new = block.step(x, before)
+            after.append(new)
+        return self._logits(x), (position + 1, after)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return logits(self.norm(x), self.embedding.weight)
 
     def mixers(self) -> list[Mixer]:
         return [block.mixer for block in self.blocks if isinstance(block, Block)]
