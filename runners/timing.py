@@ -18,7 +18,8 @@ from mixassay.runners.floors import Rates
 
 ROUNDS = 3
 FLUSH_BYTES = 2**30  # far beyond any L2
-LONGEST_HOLD = 0.05  # seconds: a run that takes longer to launch is timed by its launches
+SHORTEST_HOLD = 1e-3  # seconds
+LONGEST_HOLD = 0.05  # a run that takes longer to launch is timed by its launches
 CYCLES = 2e9  # of a GPU in a second, hardly more
 K = TypeVar("K")
 T = TypeVar("T")
@@ -56,7 +57,6 @@ class Clock:
         self.device, self.budget, self.cuda = device, budget, device.type == "cuda"
         by_events = self.cuda and not launches
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if by_events else None
-        self._hold = 1e-3  # seconds
 
     def compare(self, runs: Mapping[K, Run]) -> dict[K, list[float] | Failure]:
         """Milliseconds of each run, several times each. They take turns, so that a busy machine hurts all alike."""
@@ -78,29 +78,31 @@ class Clock:
     def samples(self, run: Run, n: int) -> list[float]:
         if self._flush is None:
             return [1e3 * self._seconds(run) for _ in range(n)]
-        while True:
-            times, launch = self._by_events(run, n)
-            if launch <= self._hold or self._hold == LONGEST_HOLD:
-                return times
-            self._hold = min(LONGEST_HOLD, 2 * launch)
+        times: list[float] = []
+        hold = SHORTEST_HOLD
+        while len(times) < n:
+            elapsed, launch = self._by_events(run, hold)
+            if launch <= hold or hold >= LONGEST_HOLD:
+                times.append(elapsed)
+            else:  # the device may have waited; what compiles, or is interrupted once, must not slow all that follow
+                hold *= 2
+        return times
 
-    def _by_events(self, run: Run, n: int) -> tuple[list[float], float]:
-        """Milliseconds of the device, and the most seconds that the CPU took for a run."""
+    def _by_events(self, run: Run, hold: float) -> tuple[float, float]:
+        """Milliseconds of the device, and the seconds that the CPU took to launch."""
         assert self._flush is not None
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]  # type: ignore[no-untyped-call]
-        launches = []
         with torch.cuda.device(self.device):
-            for start, end in events:
-                torch.cuda.synchronize()
-                self._flush.zero_()
-                torch.cuda._sleep(int(self._hold * CYCLES))  # type: ignore[no-untyped-call]
-                begun = time.perf_counter()
-                start.record()
-                run()
-                end.record()
-                launches.append(time.perf_counter() - begun)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events], max(launches)
+            self._flush.zero_()
+            torch.cuda._sleep(int(hold * CYCLES))  # type: ignore[no-untyped-call]
+            begun = time.perf_counter()
+            start.record()
+            run()
+            end.record()
+            launch = time.perf_counter() - begun
+            torch.cuda.synchronize()
+        return start.elapsed_time(end), launch
 
     def launch_ms(self, run: Run) -> float | None:
         """What the CPU takes to launch a run, the median of five; None on a CPU, where launching is running."""

@@ -135,8 +135,9 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 def _tokens(form: Form[State], given: Given, mask: Tensor | None) -> Tokens:
     """What the forms read. Padded tokens write zeros, read zeros and do not decay."""
     q, k, v, inner, outer = given
-    phi = FEATURE_MAPS[form.feature_map]
-    q, k = (phi(x.to(accumulator(x))).to(x.dtype) for x in (q, k))
+    if form.feature_map != "identity":
+        phi = FEATURE_MAPS[form.feature_map]
+        q, k = (phi(x.to(accumulator(x))).to(x.dtype) for x in (q, k))
     heads = q.dim() - 2
     if inner is not None:
         inner = inner.expand(k.shape[:-1])

@@ -302,17 +302,17 @@ def test_on_cuda_the_cache_is_overwritten_and_the_device_held_before_each_run(mo
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: done.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: held.append(cycles) or done.append("hold"))
-    monkeypatch.setattr(clock, "_hold", 1.0)
-    once = ["synchronize", "flush", "hold", "event", "run", "event"]
+    monkeypatch.setattr(timing, "SHORTEST_HOLD", 1.0)
+    once = ["synchronize", "flush", "hold", "event", "run", "event", "synchronize"]
     assert clock.samples(lambda: done.append("run"), 2) == [2.0, 2.0]
-    assert done == once * 2 + ["synchronize"]
+    assert done == once * 2
 
     slow = itertools.count(step=0.004)  # seconds that pass between two looks at the clock
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(slow))
-    monkeypatch.setattr(clock, "_hold", 0.001)
+    monkeypatch.setattr(timing, "SHORTEST_HOLD", 0.001)
     held.clear()
-    clock.samples(lambda: None, 1)
-    assert held == [0.001 * timing.CYCLES, 0.008 * timing.CYCLES]  # what was launched too late is timed again
+    assert clock.samples(lambda: None, 2) == [2.0, 2.0]
+    assert held == [n * timing.CYCLES for n in (0.001, 0.002, 0.004, 0.004)]  # launched too late: timed again
 
 
 def test_what_a_caller_waits_ends_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
