@@ -116,7 +116,7 @@ def test_the_card_has_every_seed_and_the_configuration(text: str) -> None:
 
 
 def test_the_command_trains_that_configuration_and_no_other(sweep: Sweep) -> None:
-    shipped = Sweep.load(Path(page.__file__).parents[2] / "configs/mqar/zoology.yaml")
+    shipped = Sweep.load(Path(page.__file__).parents[2] / "configs/mqar/zoology_figure2.yaml")
     for one in (sweep, shipped):
         for cell in one.cells():
             words = shlex.split(command(one, cell, WORDS))
