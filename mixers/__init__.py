@@ -5,7 +5,7 @@ initialisation. Besides the parallel `forward` it has a recurrent form, `init_st
 of its state is measured rather than claimed.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,25 @@ class Mixer(nn.Module):
         """One token: x [B, D] and the state -> (y [B, D], new state). The state given is left as it was."""
         raise NotImplementedError
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        """`forward` of x [B, T, D], T >= 1, and the state that `step` goes on from. This takes T steps; a mixer may do
-        it in one call, and the contract tests hold it to the steps."""
-        ys, state = [], self.init_state(x.shape[0])
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Many tokens behind a state: x [B, T, D], T >= 1 -> (y [B, T, D], the state after them). Here this is T steps;
+        a mixer may do it in one call, and the contract tests hold it to the steps."""
+        ys = []
         for token in x.unbind(1):
             y, state = self.step(token, state)
             ys.append(y)
         return torch.stack(ys, dim=1), state
+
+    @property
+    def state_law(self) -> Literal["constant", "log", "linear"]:
+        """How `state_bytes(T)` grows with T. A claim that `mixassay check` holds against the live state."""
+        return "constant"
+
+    @property
+    def straight_through(self) -> tuple[str, ...]:
+        """Names of parameters, and "x", whose gradients are on purpose not the derivatives of what `forward` computes,
+        since that is piecewise constant in them."""
+        return ()
 
     @property
     def told_changes(self) -> bool:

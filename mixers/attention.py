@@ -1,7 +1,10 @@
 """Causal softmax attention (Vaswani et al. 2017): the baseline that remembers everything and pays for all of it."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import softmax_attention, softmax_attention_step
@@ -62,16 +65,19 @@ class Attention(Mixer):
         y: Tensor = self.out(o.flatten(-2))
         return y
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        state = {}
-        qkv, state["conv"] = self.conv.prefill(self.qkv(x))
-        q, k, v = self._heads(qkv)
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (T, new), before = (x.shape[1], {}), state["k"].shape[1]
+        qkv, new["conv"] = self.conv.prefill(self.qkv(x), state["conv"])
+        q, k, v = self._heads(qkv)  # [B, T, H, K]
         if self.rope:
-            q, k = self._turn(q, k, torch.arange(x.shape[1], device=x.device))
-            state["position"] = torch.full(x.shape[:1], x.shape[1], device=x.device)
+            q, k = self._turn(q, k, state["position"].unsqueeze(-1) + torch.arange(T, device=x.device))
+            new["position"] = state["position"] + T
+        k, v = (torch.cat([state[name], wide(entry)], dim=1) for name, entry in (("k", k), ("v", v)))
         for name, seen in (("k", k), ("v", v)):
-            state[name] = wide(seen if self.window is None else seen[:, -self.window :]).clone()
-        return self.out(softmax_attention(q, k, v, window=self.window).flatten(-2)), state
+            new[name] = seen if self.window is None else seen[:, -self.window :].clone()
+        q = pad(wide(q), (0, 0, 0, 0, before, 0))  # tokens of the cache ask nothing
+        o = softmax_attention(q, k, v, window=self.window)[:, before:]
+        return self.out(o.flatten(-2)), new
 
     def init_state(self, batch: int) -> State:
         return self._state(batch, kept=0)
@@ -87,6 +93,10 @@ class Attention(Mixer):
             seen = torch.cat([state[name], entry.unsqueeze(1)], dim=1)  # [B, T, H, K]
             new[name] = seen if self.window is None else seen[:, -self.window :]
         return self.out(softmax_attention_step(q, new["k"], new["v"]).flatten(-2)), new
+
+    @property
+    def state_law(self) -> Literal["constant", "linear"]:
+        return "linear" if self.window is None else "constant"
 
     def state_bytes(self, T: int) -> int:
         """Counted on a state of T tokens that is made at once: T steps would copy a growing cache T times."""

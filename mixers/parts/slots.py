@@ -156,20 +156,13 @@ class Slots(nn.Module):
 
     @torch.no_grad()
     def prefill(self, given: Operands) -> tuple[Tensor, Past]:
-        """`forward`, and the past behind it; with scope "segment" in as many steps as there are tokens."""
+        """`forward`, and the past behind it, where slots `begin`."""
         score, found = self.schedule(given)
-        if self.scope == "all":
-            return self._read(given, score, found), self._behind(given, score, found)
-        os, past = [], self.init_past(len(given.v), self.bias, given.k.shape[-1], given.v.shape[-1])
-        for t in range(given.v.shape[1]):
-            q, k, v, raw, log_decay, beta = (None if x is None else x[:, t] for x in given)
-            assert q is not None
-            assert k is not None
-            assert v is not None
-            assert raw is not None
-            o, past = self.step(Operands(q, k, v, raw, log_decay, beta), past)
-            os.append(o)
-        return torch.stack(os, dim=1), past
+        return self._read(given, score, found), self._behind(given, score, found)
+
+    def begin(self, past: Past) -> bool:
+        """Whether `prefill` can serve: behind a past, and where closed slots are frozen, only steps can."""
+        return self.scope == "all" and not bool(past["position"].any())
 
     def _behind(self, given: Operands, score: Tensor, found: Schedule) -> Past:
         """The past after all tokens. A slot's state is what they leave of its own tokens' values: operators are linear
@@ -427,6 +420,14 @@ class SlotMixer(Mixer):
     @property
     def softens(self) -> bool:
         return self.slots.learns and self.slots.boundary_gate == "soft"
+
+    @property
+    def straight_through(self) -> tuple[str, ...]:
+        """Thresholds, and with `score_proj` all that scores are made of."""
+        if not self.slots.learns:
+            return ()
+        upstream = ["x", *(n for n, _ in self.named_parameters() if n.startswith(("in_proj", "slot_proj")))]
+        return ("slots.tau", *(upstream if self.slots.score_proj else ()))
 
     @property
     def calibrates(self) -> bool:
