@@ -34,8 +34,8 @@ class BaseConv(Mixer):
         y: Tensor = self.conv(x) * self.proj(x) + x
         return y
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        conv, state = self.conv.prefill(x)
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, state = self.conv.prefill(x, state)
         return conv * self.proj(x) + x, state
 
     def init_state(self, batch: int) -> State:

@@ -13,7 +13,7 @@ from mixassay.kernels.common.feature_maps import FeatureMap
 from mixassay.kernels.dla.boundaries import Reading
 from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
-from mixassay.mixers import State, mixer
+from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.linear_attention import LinearAttention
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
@@ -82,8 +82,11 @@ class DynamicLinearAttention(SlotMixer, LinearAttention):
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:
         return self._output(self.slots(self.operands(x), changes))
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        qkv, conv = self.conv.prefill(self.qkv(x))
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, past = state
+        if not self.slots.begin(past):
+            return Mixer.prefill(self, x, state)
+        qkv, conv = self.conv.prefill(self.qkv(x), conv)
         o, past = self.slots.prefill(Operands(*self._operands(qkv), self.slot_proj(x)))
         return self._output(o), (conv, past)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mixassay.kernels.dla.boundaries import Reading
 from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
-from mixassay.mixers import State, mixer
+from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.gated_deltanet import INIT_STD, GatedDeltaNet
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
@@ -87,9 +87,12 @@ class DynamicGatedDeltaNet(SlotMixer, GatedDeltaNet):
         qkv, dt, beta, gate, raw = self.in_proj(x).split(self.widths, dim=-1)
         return self._output(self.slots(self._slotted(self.conv(qkv), dt, beta, raw), changes), gate)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, past = state
+        if not self.slots.begin(past):
+            return Mixer.prefill(self, x, state)
         qkv, dt, beta, gate, raw = self.in_proj(x).split(self.widths, dim=-1)
-        qkv, conv = self.conv.prefill(qkv)
+        qkv, conv = self.conv.prefill(qkv, conv)
         o, past = self.slots.prefill(self._slotted(qkv, dt, beta, raw))
         return self._output(o, gate), (conv, past)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixassay.kernels.dla.boundaries import Reading
 from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
-from mixassay.mixers import State, mixer
+from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.mamba2 import Mamba2
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
@@ -76,9 +76,12 @@ class DynamicMamba2(SlotMixer, Mamba2):
         (C, B, v, log_decay), x = self._operands(self.conv(xBC), dt)
         return self._output(self.slots(Operands(C, B, v, raw, log_decay), changes), x, z)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, past = state
+        if not self.slots.begin(past):
+            return Mixer.prefill(self, x, state)
         z, xBC, dt, raw = self.in_proj(x).split(self.widths, dim=-1)
-        xBC, conv = self.conv.prefill(xBC)
+        xBC, conv = self.conv.prefill(xBC, conv)
         (C, B, v, log_decay), x = self._operands(xBC, dt)
         y, past = self.slots.prefill(Operands(C, B, v, raw, log_decay))
         return self._output(y, x, z), (conv, past)

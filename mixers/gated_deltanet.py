@@ -66,10 +66,11 @@ class GatedDeltaNet(Mixer):
         qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
         return self._output(self._mix(*self._operands(self.conv(qkv), dt, beta), *levels)[0], gate)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
         qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
-        qkv, conv = self.conv.prefill(qkv)
-        o, S = self._mix(*self._operands(qkv, dt, beta), *levels, state=True)
+        qkv, conv = self.conv.prefill(qkv, conv)
+        o, S = self._mix(*self._operands(qkv, dt, beta), *levels, state=S)
         return self._output(o, gate), (conv, S)
 
     def init_state(self, batch: int) -> State:
@@ -85,10 +86,10 @@ class GatedDeltaNet(Mixer):
     # The operator and its state. Log-linear and dynamic Gated DeltaNet have others, which take weights of states too.
 
     def _mix(
-        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: State = None
     ) -> tuple[Tensor, State]:
-        """The output, and the state behind it if asked for."""
-        return gated_delta_rule(q, k, v, beta, log_decay, output_final_state=state)
+        """The output, and where a state was given, the new one."""
+        return gated_delta_rule(q, k, v, beta, log_decay, initial_state=state, output_final_state=state is not None)
 
     def _mix_step(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -68,9 +68,10 @@ class LinearAttention(Mixer):
         o, _ = linear_attention(q, k, v, scale=self.scale)
         return self._output(o)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        qkv, conv = self.conv.prefill(self.qkv(x))
-        o, S = linear_attention(*self._operands(qkv), scale=self.scale, output_final_state=True)
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
+        qkv, conv = self.conv.prefill(self.qkv(x), conv)
+        o, S = linear_attention(*self._operands(qkv), scale=self.scale, initial_state=S, output_final_state=True)
         return self._output(o), (conv, S)
 
     def init_state(self, batch: int) -> State:

@@ -62,10 +62,13 @@ class LogLinearAttention(FenwickMixer, LinearAttention):
         o, _ = log_linear_attention(q, k, v, self.level_scale(self.level_proj(x)), scale=self.scale)
         return self._output(o)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        qkv, conv = self.conv.prefill(self.qkv(x))
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
+        qkv, conv = self.conv.prefill(self.qkv(x), conv)
         weights = self.level_scale(self.level_proj(x))
-        o, S = log_linear_attention(*self._operands(qkv), weights, scale=self.scale, output_final_state=True)
+        o, S = log_linear_attention(
+            *self._operands(qkv), weights, scale=self.scale, initial_state=S, output_final_state=True
+        )
         return self._output(o), (conv, S)
 
     def init_state(self, batch: int) -> State:

@@ -64,10 +64,12 @@ class LogLinearGatedDeltaNet(FenwickMixer, GatedDeltaNet):
         self.level_scale = LevelScale(heads, levels)
 
     def _mix(
-        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *levels: Tensor, state: State = None
     ) -> tuple[Tensor, State]:
-        weights = self.level_scale(*levels)
-        return log_linear_gated_delta_rule(q, k, v, beta, weights, log_decay, scale=1.0, output_final_state=state)
+        weights, keep = self.level_scale(*levels), state is not None
+        return log_linear_gated_delta_rule(
+            q, k, v, beta, weights, log_decay, scale=1.0, initial_state=state, output_final_state=keep
+        )
 
     def _mix_step(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, S: State, *levels: Tensor

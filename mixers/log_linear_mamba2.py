@@ -49,10 +49,12 @@ class LogLinearMamba2(FenwickMixer, Mamba2):
         self.level_scale = LevelScale(self.heads, levels)
 
     def _mix(
-        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: State = None
     ) -> tuple[Tensor, State]:
-        weights = self.level_scale(*levels)
-        return log_linear_attention(C, B, v, weights, log_decay, scale=1.0, output_final_state=state)
+        weights, keep = self.level_scale(*levels), state is not None
+        return log_linear_attention(
+            C, B, v, weights, log_decay, scale=1.0, initial_state=state, output_final_state=keep
+        )
 
     def _mix_step(
         self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -66,11 +66,12 @@ class Mamba2(Mixer):
         operands, x = self._operands(self.conv(xBC), dt)
         return self._output(self._mix(*operands, *levels)[0], x, z)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        conv, S = state
         z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
-        xBC, conv = self.conv.prefill(xBC)
+        xBC, conv = self.conv.prefill(xBC, conv)
         operands, x = self._operands(xBC, dt)
-        y, S = self._mix(*operands, *levels, state=True)
+        y, S = self._mix(*operands, *levels, state=S)
         return self._output(y, x, z), (conv, S)
 
     def init_state(self, batch: int) -> State:
@@ -87,10 +88,11 @@ class Mamba2(Mixer):
     # The operator and its state. Log-linear and dynamic Mamba-2 have others, which take weights of their states too.
 
     def _mix(
-        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: bool = False
+        self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, *levels: Tensor, state: State = None
     ) -> tuple[Tensor, State]:
-        """The output, and the state behind it if asked for."""
-        return linear_attention(C, B, v, log_decay, scale=1.0, output_final_state=state)
+        """The output, and where a state was given, the new one."""
+        keep = state is not None
+        return linear_attention(C, B, v, log_decay, scale=1.0, initial_state=state, output_final_state=keep)
 
     def _mix_step(
         self, C: Tensor, B: Tensor, v: Tensor, log_decay: Tensor, S: State, *levels: Tensor

@@ -88,14 +88,16 @@ class HigherOrder(Mixer):
         o, _ = type(self).operator(q, k, v, self.decay(x), **self.options)
         return self._output(o)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        state = {}
-        qkv, state["conv"] = self.conv.prefill(self.qkv(x))
-        q, k, v = self._operands(qkv, torch.arange(x.shape[1], device=x.device))
-        o, state["matrices"] = type(self).operator(q, k, v, self.decay(x), output_final_state=True, **self.options)
+    def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        T, new, keep = x.shape[1], {}, {"initial_state": state["matrices"], "output_final_state": True}
+        qkv, new["conv"] = self.conv.prefill(self.qkv(x), state["conv"])
+        positions = None
         if self.rope:
-            state["position"] = torch.full(x.shape[:1], x.shape[1], device=x.device)
-        return self._output(o), state
+            positions = state["position"].unsqueeze(-1) + torch.arange(T, device=x.device)
+            new["position"] = state["position"] + T
+        q, k, v = self._operands(qkv, positions)
+        o, new["matrices"] = type(self).operator(q, k, v, self.decay(x), **keep, **self.options)
+        return self._output(o), new
 
     def init_state(self, batch: int) -> State:
         like, K = self.out.weight, self.head_dim

@@ -33,11 +33,11 @@ class ShortConv(nn.Module):
             return silu(x) if self.activation else x
         return causal_conv(x, self.weight, self.bias, activation=self.activation)[0]
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward`, and the state behind it."""
+    def prefill(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] behind a state -> y [B, T, D], the state after them."""
         if self.weight is None:
-            return self(x), self.init_state(x.shape[0], wide(x))
-        y, state = causal_conv(x, self.weight, self.bias, activation=self.activation)
+            return self(x), state
+        y, state = causal_conv(x, self.weight, self.bias, initial_state=state, activation=self.activation)
         return y, wide(state.clone())  # a view would keep all of x
 
     def init_state(self, batch: int, like: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Block(nn.Module):
         return self._rest(x + y)
 
     def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        y, state = self.mixer.prefill(self.norm(x))
+        y, state = self.mixer.prefill(self.norm(x), self.mixer.init_state(x.shape[0]))
         return self._rest(x + y), state
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:

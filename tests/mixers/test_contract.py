@@ -115,7 +115,7 @@ def test_bf16_autocast_stays_near_fp32(name, kw):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = m(x)
         y_step, state = run_steps(m, x[:, :3])
-        y_prefill, state_prefill = m.prefill(x)
+        y_prefill, state_prefill = m.prefill(x, m.init_state(3))
     assert (y.float() - exact).norm() < 0.03 * exact.norm()
     assert (y_prefill.float() - exact).norm() < 0.03 * exact.norm()
     assert (y_step.float() - exact[:, :3]).norm() < 0.03 * exact[:, :3].norm()
@@ -173,10 +173,13 @@ def test_prefill_equals_the_steps(name, kw):
     x = tokens(2, 70)
     for T in (1, 6, 67):
         ys, stepped = run_steps(m, x[:, :T])
-        y, state = m.prefill(x[:, :T])
+        y, state = m.prefill(x[:, :T], m.init_state(2))
         assert_equal(y, ys)
         torch.testing.assert_close(state, stepped, rtol=1e-9, atol=1e-9)
         assert_equal(run_steps(m, x[:, T:], state)[0], m(x)[:, T:])
+        more, state = m.prefill(x[:, T:69], state)
+        assert_equal(more, m(x)[:, T:69])
+        assert_equal(run_steps(m, x[:, 69:], state)[0], m(x)[:, 69:])
 
 
 @every
