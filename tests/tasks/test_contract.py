@@ -1,0 +1,187 @@
+"""What every task owes its users: rows that are pure functions of (task, seed, split, index), and well-formed.
+
+Cells are small, and cover every branch of a task. What a row means is tested task by task.
+"""
+
+import doctest
+import hashlib
+import importlib
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from mixassay import draws
+from mixassay.registry import arguments
+from mixassay.tasks import IGNORE, SPLITS, Rows, Split, Task, task
+
+CELLS: dict[str, list[dict[str, Any]]] = {
+    "niah": [
+        {"seq_len": 40},
+        {"seq_len": 40, "keys": 4, "depth": 25},
+        {"seq_len": 40, "keys": 4, "queries": 3, "filler": "repeated"},
+        {"seq_len": 41, "keys": 2, "values": 3, "queries": 2, "filler": "text"},
+        {"seq_len": 40, "keys": 2, "filler": "needles", "depth": 100},
+    ],
+    "word_problem": [{"group": "S3"}, {"group": "A4xZ5", "seq_len": 17}, {"group": "S5", "moved": 2}],
+    "parity": [{"min_len": 30}, {"ask": "every", "min_len": 39}],
+}
+"""Name -> what to set; the first cell is the one of which every field is changed in turn."""
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "niah": {"filler": "text", "depth": 50.0, "queries": 1, "keys": 2, "values": 2},
+    "word_problem": {"group": "Z6", "moved": 2},
+    "parity": {"ask": "every"},
+}
+"""Other values of fields that do not become others by adding 1."""
+
+ALONE: dict[str, list[str]] = {"niah": ["queries"]}
+"""Fields that cannot move on their own in the first cell."""
+
+PINNED = {
+    "niah": "5b14217f384895ae",
+    "word_problem": "46900f7e7e0ee3d1",
+    "parity": "8bb6d5065b5fa16d",
+}
+"""Hash of rows of version 1. If one fails, the same arguments give other rows: raise the task's version."""
+
+
+def made(name: str, given: dict[str, Any]) -> Task:
+    cell: Task = task[name](**given)
+    return cell
+
+
+each_cell = pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(made(name, given), id="-".join([name, *(f"{k}={v}" for k, v in given.items())]))
+        for name, some in CELLS.items()
+        for given in some
+    ],
+)
+each_task = pytest.mark.parametrize("name", CELLS)
+
+
+def rows(cell: Task, n: int | Tensor = 50, seed: int | Tensor = 3, split: Split = "train") -> Rows:
+    return cell.rows(torch.arange(n) if isinstance(n, int) else n, seed=seed, split=split)
+
+
+def same(a: Rows, b: Rows) -> bool:
+    return a.slices.keys() == b.slices.keys() and all(map(torch.equal, a.tensors(), b.tensors()))
+
+
+@each_cell
+def test_a_row_is_the_same_in_any_company(cell: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in SPLITS:
+        whole = rows(cell, 30, split=split)
+        shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+        assert same(rows(cell, shuffled, split=split), whole.map(lambda x, at=shuffled: x[at]))
+        assert same(rows(cell, torch.tensor([29]), split=split), whole.map(lambda x: x[29:]))
+    monkeypatch.setattr(draws, "piece", lambda device: 1500)  # rows are drawn a few at a time
+    assert same(rows(cell, 30, split="test"), whole)
+
+
+@each_cell
+def test_seeds_can_be_given_row_by_row(cell: Task) -> None:
+    seeds = torch.tensor([0, 1, 2**40]).repeat_interleave(5)
+    mixed = rows(cell, torch.arange(5).repeat(3), seed=seeds)
+    for at, seed in enumerate((0, 1, 2**40)):
+        assert same(mixed.map(lambda x, at=at: x[5 * at : 5 * at + 5]), rows(cell, 5, seed=seed))
+
+
+@each_cell
+def test_splits_and_seeds_share_no_row(cell: Task) -> None:
+    """The last row numbers of a split do not run into the first of the next."""
+    index = torch.cat((torch.arange(100), torch.tensor([2**60, 2**61 - 1])))
+    drawn = [rows(cell, index, seed, split).tokens for split in SPLITS for seed in (0, 1)]
+    assert len({tuple(row) for tokens in drawn for row in tokens.tolist()}) == 6 * 102
+
+
+@each_cell
+def test_global_generators_neither_matter_nor_move(cell: Task) -> None:
+    before = torch.get_rng_state()
+    first = rows(cell, 10)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(1)
+    assert same(first, rows(cell, 10))
+
+
+@each_cell
+def test_rows_are_well_formed(cell: Task) -> None:
+    assert isinstance(cell, Task)
+    for split in SPLITS:
+        drawn = rows(cell, 200, split=split)
+        assert all(x.dtype == torch.int64 for x in drawn.tensors())
+        assert drawn.tokens.shape == (200, cell.seq_len)
+        assert drawn.positions.shape == drawn.labels.shape
+        assert drawn.tokens.min() >= 0
+        assert drawn.tokens.max() < cell.vocab_size
+        scored = drawn.labels != IGNORE
+        assert scored.any(), "something is asked"
+        assert (drawn.labels[scored] >= 0).all()
+        assert (drawn.labels[scored] < cell.vocab_size).all()
+        assert drawn.positions.min() >= 0
+        assert drawn.positions.max() < cell.seq_len
+        assert not drawn.positions[~scored].any(), "empty places point at 0"
+        for values in drawn.slices.values():
+            assert values.shape in (drawn.labels.shape, (200,))
+            assert values.min() >= 0
+        none = rows(cell, 0, split=split)
+        assert [x.shape[1:] for x in none.tensors()] == [x.shape[1:] for x in drawn.tensors()]
+
+
+@each_task
+def test_every_field_gives_other_rows(name: str) -> None:
+    """Also where the field says nothing about a token: cells of a mixture share no rows."""
+    cls, given = task[name], CELLS[name][0]
+    ours = made(name, given)
+    for field in fields(cls):  # type: ignore[arg-type]  # tasks are dataclasses
+        if field.name in ALONE.get(name, ()):
+            continue
+        other = CHANGES.get(name, {}).get(field.name, getattr(ours, field.name))
+        other = other if other != getattr(ours, field.name) else getattr(ours, field.name) + 1
+        theirs = made(name, given | {field.name: other})
+        T = min(ours.seq_len, theirs.seq_len)
+        pairs = [rows(cell, 40).tokens[:, :T].tolist() for cell in (ours, theirs)]
+        assert pairs[0] != pairs[1], field.name
+
+
+@each_task
+def test_rows_are_pinned(name: str) -> None:
+    assert task[name].version == 1
+    found = hashlib.sha256()
+    for given in CELLS[name]:
+        for split in SPLITS:
+            for tensor in rows(made(name, given), torch.tensor([0, 1, 2**33]), seed=5, split=split).tensors():
+                found.update(tensor.numpy().astype("<i8").tobytes())
+    assert found.hexdigest()[:16] == PINNED[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@each_cell
+def test_rows_are_the_same_bits_on_the_gpu(cell: Task) -> None:
+    index = torch.arange(500) * 7919
+    for split in SPLITS:
+        there = rows(cell, index.cuda(), split=split)
+        assert all(x.is_cuda for x in there.tensors())
+        assert same(there.map(Tensor.cpu), rows(cell, index, split=split))
+
+
+@each_task
+def test_the_signature_is_the_schema(name: str) -> None:
+    cls = task[name]
+    assert vars(arguments(cls)(**CELLS[name][0])).items() >= CELLS[name][0].items()
+    for wrong in ({"seq_lens": 4}, {"seq_len": "4"}):
+        with pytest.raises(ValidationError):
+            arguments(cls)(**wrong)
+
+
+@each_task
+def test_the_examples_in_the_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(task[name].__module__), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted > 0
+    assert result.failed == 0
