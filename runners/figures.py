@@ -1,4 +1,4 @@
-"""What is drawn of a table: its numbers against a column, against state, over two axes, and while training.
+"""What is drawn of a table: its numbers against a column, row by row, against state, over two axes, while training.
 
 Five seeds that solve a task or fail it are described by no band, so a picture shows one dot for each seed and a mark
 for the mean, hollow where seeds are missing. Accuracies are in points.
@@ -26,12 +26,19 @@ from mixassay.runners.report import Table
 
 def figure(table: Table, kind: Kind) -> Figure:
     """One figure. Raises `UserError` where the table has nothing to draw in it."""
-    drawn: dict[Kind, Drawn] = {"metric": _metric, "state": _state, "heatmap": _heatmaps, "curves": _curves}
+    drawn: dict[Kind, Drawn] = {
+        "metric": _metric,
+        "seeds": _seeds,
+        "state": _state,
+        "heatmap": _heatmaps,
+        "curves": _curves,
+    }
     panels, notes = drawn[kind](table)
     if not panels:
         raise UserError(f"no {kind} to draw: {NEEDS[kind]}")
     titles: dict[Kind, str] = {
         "metric": table.metric,
+        "seeds": f"{table.metric}, every seed",
         "state": f"{table.metric} against state",
         "heatmap": f"{table.metric} over two axes",
         "curves": "learning curves",
@@ -43,6 +50,7 @@ def figure(table: Table, kind: Kind) -> Figure:
 Drawn = Callable[[Table], tuple[Sequence[Panel | Heatmap], list[str]]]
 NEEDS: dict[Kind, str] = {
     "metric": "no seed has a number yet",
+    "seeds": "no seed has a number yet",
     "state": "no record says how many bytes of state its mixer keeps",
     "curves": "no record has a learning curve",
     "heatmap": "it needs two numeric axes that are crossed, among the columns or the task's evaluation cells",
@@ -50,9 +58,11 @@ NEEDS: dict[Kind, str] = {
 
 
 def figures(table: Table) -> list[Figure]:
-    """All figures that the table has something for."""
+    """All figures that the table has something for, but for `seeds`: a page has them beside each number."""
     found = []
     for kind in KINDS:
+        if kind == "seeds":
+            continue
         try:
             found.append(figure(table, kind))
         except UserError:
@@ -81,6 +91,19 @@ def _metric(table: Table) -> tuple[list[Panel], list[str]]:
         else:
             panels.append(_by_row(table, title, here, y))
     return panels, [SEEDS if axes else BARS, *_hollow(found)]
+
+
+def _seeds(table: Table) -> tuple[list[Panel], list[str]]:
+    """The table's own numbers row by row, means over evaluation cells where it has several; a panel for each column."""
+    found = [
+        Observation(row, coordinates(table, entry.runs), shown(table, entry.values), entry.runs)
+        for row, _, entry in configurations(table)
+    ]
+    if not any(o.values for o in found):
+        return [], []
+    y = metric_axis(table, [v for o in found for v in o.values.values()])
+    panels = [_by_row(table, title, here, y) for title, here in facets(found, ())]
+    return panels, [BARS, *_hollow(found)]
 
 
 def _by_row(table: Table, title: str, found: Sequence[Observation], metric: Axis) -> Panel:

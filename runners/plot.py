@@ -12,6 +12,8 @@ from mixassay.runners.marks import Figure, Heatmap, Panel, Series
 FORMATS = (".svg", ".png", ".pdf")
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}
 GREY, GRID = "#707070", "#DDDDDD"
+ACROSS = 4
+"""Panels side by side, at most."""
 
 
 def check(path: Path) -> None:
@@ -41,18 +43,23 @@ def plot(figure: Figure, path: Path) -> None:
     check(path)
     from matplotlib.figure import Figure as Canvas
 
-    across = min(4, len(figure.panels))
-    down = -(-len(figure.panels) // across)
-    width, height = size(figure)
-    width = max(across * width, 5.6)
-    canvas = Canvas(figsize=(width, down * height + 0.5), layout="constrained")
+    down = -(-len(figure.panels) // ACROSS)
+    across = -(-len(figure.panels) // down)
+    panel_width, panel_height = size(figure)
+    width = max(across * panel_width, 5.6)
+    title = textwrap.fill(figure.title, int(width * 11))
+    notes = "\n".join(line for note in figure.notes for line in textwrap.wrap(note, int(width * 19)))
+    named = legend(figure)
+    columns = max(1, min(len(named), int(width * 12 / (8 + max(map(len, figure.names))))))  # 8: the mark and a gap
+    lines = 1.5 * len(title.splitlines()) + len(notes.splitlines()) + 1.3 * -(-len(named) // columns)
+    canvas = Canvas(figsize=(width, down * panel_height + 0.13 * lines + 0.2), layout="constrained")
     for n, panel in enumerate(figure.panels):
         axes = canvas.add_subplot(down, across, n + 1)
         heatmap(axes, panel) if isinstance(panel, Heatmap) else draw(axes, panel)
-    canvas.suptitle(figure.title, fontsize=11)
-    notes = "\n".join(line for note in figure.notes for line in textwrap.wrap(note, int(width * 19)))
-    if named := legend(figure):
-        columns = max(1, int(width * 12 / (8 + max(map(len, figure.names)))))  # letters of 8 points, and the mark
+        if n % across and isinstance(panel, Panel) and panel.bars and panel.y.ticks == figure.panels[n - 1].y.ticks:
+            axes.set_yticklabels([])  # the panel to the left has the names
+    canvas.suptitle(title, fontsize=11)
+    if named:
         under = canvas.legend(
             handles=named, loc="outside lower center", ncols=columns, frameon=False, fontsize=8, title=notes
         )
@@ -68,8 +75,16 @@ def size(figure: Figure) -> tuple[float, float]:
     if isinstance(first, Heatmap):
         return 1.4 + 0.62 * len(first.columns), 1.0 + 0.42 * len(first.rows)
     if first.bars:
-        return 6.4, 1.0 + 0.42 * len(first.y.ticks)
-    return (3.0, 2.3) if figure.kind == "curves" else (4.6, 3.4)
+        longest = max(len(text) for _, text in first.y.ticks)
+        return 3.4 + 0.075 * longest, 0.8 + 0.42 * max(len(panel.y.ticks) for panel in bars(figure))
+    if figure.kind == "curves":
+        return 3.0, 2.3
+    crowded = max(0, len(legend(figure)) - 6)  # marks that share a place stand side by side
+    return 4.6 + 0.25 * crowded, 3.4
+
+
+def bars(figure: Figure) -> list[Panel]:
+    return [panel for panel in figure.panels if isinstance(panel, Panel) and panel.bars]
 
 
 def draw(axes: Any, panel: Panel) -> None:

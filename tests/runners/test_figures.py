@@ -114,6 +114,15 @@ def test_state_is_that_after_the_longest_sequence(widths: Table) -> None:
     assert hard.front == ((512, 51), (1024, 91)), "incomplete cells are not in it"
 
 
+def test_every_seed_of_the_tables_own_numbers(crossed: Table) -> None:
+    (panel,) = figure(crossed, "seeds").panels
+    assert isinstance(panel, Panel)
+    assert panel.bars
+    assert [text for _, text in panel.y.ticks] == ["attention", "mamba2"]
+    assert [(dot.x, dot.y, dot.where) for dot in by_name(panel, "mamba2").dots] == [(50.0, 1, "")] * 2
+    assert [(mean.x, mean.complete) for mean in by_name(panel, "mamba2").means] == [(50.0, False)]
+
+
 def test_the_front() -> None:
     assert front([(4, 0.5), (2, 0.6), (8, 0.6), (8, 0.9), (2, 0.1)]) == ((2, 0.6), (8, 0.9))
     assert front([(4, 0.5), (2, 0.6)], higher_is_better=False) == ((2, 0.6), (4, 0.5))
