@@ -500,21 +500,19 @@ def down_kernel(
         pairs = tl.zeros([BLOCK], dtype=ACC)
         lowest = x & -x
         for m in range(2, HEIGHTS):
-            ends = x >> m << m
             bit = x & (1 << m)
             if DECAY:
-                seen = (bit != 0) & (x % FAR == 0)
-                slot = chunk - n + ends - 1
-                S = tl.load(tree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
-                past += S * weight(_between(sums, end - (x - ends), x - ends, seen), ACC)
-            ends = tl.where(bit == lowest, x, ends + (1 << m))
-            seen = ((bit == lowest) | ((bit == 0) & ((1 << m) > lowest))) & (ends < count)
-            slot = chunk - n + ends - 1
-            own = tl.load(dtree + (slot * H + h) * SIZE + at, mask=(at < SIZE) & seen, other=0.0).to(ACC)
-            if DECAY:
-                own *= weight(_between(sums, end, ends - x, seen), ACC)
-                pairs += past * own
-            total += own
+                ends = x >> m << m
+                if (bit != 0) & (x % FAR == 0):  # sees the node before
+                    S = tl.load(tree + ((chunk - n + ends - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
+                    past += S * weight(_between(sums, end - (x - ends), x - ends, bit != 0), ACC)
+            ends = tl.where(bit == lowest, x, (x >> m << m) + (1 << m))
+            if ((bit == lowest) | ((bit == 0) & ((1 << m) > lowest))) & (ends < count):  # is part of the node
+                own = tl.load(dtree + ((chunk - n + ends - 1) * H + h) * SIZE + at, mask=at < SIZE, other=0.0).to(ACC)
+                if DECAY:
+                    own *= weight(_between(sums, end, ends - x, ends < count), ACC)
+                    pairs += past * own
+                total += own
         to = dtree + ((offset + (chunk + LEAVES - 1) // LEAVES) * H + h) * SIZE + at
         tl.store(to, total.to(dtree.dtype.element_ty), mask=at < SIZE)
         if DECAY:
@@ -593,7 +591,97 @@ def near_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def keys_kernel(
+    q,
+    k,
+    v,
+    g,
+    level_scale,
+    do,
+    dtree,
+    dk,  # [value blocks, rows, H, K]
+    dv,  # [key blocks, rows, H, V]
+    u,  # [blocks, rows, H]: minus a token's pairs with later ones
+    table,
+    scale,
+    offset,
+    rows,
+    T,
+    NT,
+    H,
+    R,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    L: tl.constexpr,
+    C: tl.constexpr,
+    LOG: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DECAY: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    PACKED: tl.constexpr,
+    DOT: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """dK and dV of one chunk, from the transposes of A and dA."""
+    index, h, kb, vb, _ = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), 1)
+    chunk, row, left, n, count = _chunk(index, table, T, NT, 1, C, PACKED)
+    if left > 0:
+        i = tl.arange(0, C)
+        kk = kb * BK + tl.arange(0, BK)
+        vv = vb * BV + tl.arange(0, BV)
+        keys = (H // R) * K
+        at_key = row * keys + (h // R) * K
+        at_value = (row * H + h) * V
+        qs = load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT)
+        ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
+        vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
+        dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
+        if HAS_TREE:
+            slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
+            at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
+            dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
+        lam = tl.trans(_weights(level_scale + (row * H + h) * L, i, left, H * L, L, LOG))  # [j, i]
+        lam = tl.where(i[:, None] <= i[None, :], lam * scale, 0.0)
+        G = tl.zeros([C], dtype=SUM)
+        total = tl.zeros([], dtype=SUM)
+        if DECAY:
+            G = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
+            total = tl.load(g + (row + tl.minimum(left, C) - 1) * H + h)
+            lam *= weight(G[None, :] - G[:, None], ACC)
+        to_end = weight(total - G, ACC)
+
+        AT = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * lam
+        dAT = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
+        us = tl.zeros([C], dtype=ACC)
+        if DECAY:
+            us -= tl.sum(tl.where(i[:, None] < i[None, :], AT * dAT, 0.0), 1)
+        AT = AT.to(DOT)
+        dAT = (dAT * lam).to(DOT)
+        dvs = tl.zeros([C, BV], dtype=ACC)
+        if HAS_TREE:
+            dvs = tl.dot(ks, dS, input_precision=PREC, out_dtype=ACC)
+            if DECAY:
+                dvs *= to_end[:, None]
+                us -= tl.sum(dvs * vs, 1)
+        dvs = tl.dot(AT, dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
+        store_rows(dv + ((kb * rows + row) * H + h) * V, dvs, i, left, vv, H * V, V, BV)
+
+        dks = tl.zeros([C, BK], dtype=ACC)
+        if HAS_TREE:
+            dks = tl.dot(vs, tl.trans(dS), input_precision=PREC, out_dtype=ACC)
+            if DECAY:
+                dks *= to_end[:, None]
+        dks = tl.dot(dAT, qs, acc=dks, input_precision=PREC, out_dtype=ACC)
+        store_rows(dk + ((vb * rows + row) * H + h) * K, dks, i, left, kk, H * K, K, BK)
+        if DECAY:
+            tl.store(u + ((kb * tl.cdiv(V, BV) + vb) * rows + row + i) * H + h, us, mask=i < left)
+
+
+@triton.jit
+def queries_kernel(
     q,
     k,
     v,
@@ -601,18 +689,14 @@ def backward_kernel(
     level_scale,
     do,
     tree,
-    dtree,
     sums,
     dq,  # [value blocks, rows, H, K]
-    dk,  # [value blocks, rows, H, K]
-    dv,  # [key blocks, rows, H, V]
     dlevel,  # [blocks, rows, H, L]
-    u,  # [blocks, rows, H]
+    u,  # [blocks, rows, H]: from `keys_kernel`, to which the pairs with earlier tokens are added
     along,  # [blocks, sequences, H, NT]: the sum of u over each chunk
     across,  # [blocks, heights, sequences, H, NT]: that of its pairs with the node of each height
     table,
     scale,
-    offset,
     rows,
     sequences,
     HEIGHTS,
@@ -636,68 +720,37 @@ def backward_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """All gradients of one chunk's tokens. dV and dK are computed transposed, for which A and dA are right operands."""
+    """dQ and dlambda of one chunk, and u of its tokens."""
     index, h, kb, vb, _ = _program(H, tl.cdiv(K, BK), tl.cdiv(V, BV), 1)
-    chunk, row, left, n, count = _chunk(index, table, T, NT, 1, C, PACKED)
+    chunk, row, left, n, _ = _chunk(index, table, T, NT, 1, C, PACKED)
     if left > 0:
         i = tl.arange(0, C)
         kk = kb * BK + tl.arange(0, BK)
         vv = vb * BV + tl.arange(0, BV)
         columns = tl.arange(0, LP)
-        causal = i[:, None] >= i[None, :]
         keys = (H // R) * K
         at_key = row * keys + (h // R) * K
         at_value = (row * H + h) * V
         at_level = level_scale + (row * H + h) * L
+        block = kb * tl.cdiv(V, BV) + vb
         qs = load_rows(q + at_key, i, left, kk, keys, K, BK).to(DOT)
         ks = load_rows(k + at_key, i, left, kk, keys, K, BK).to(DOT)
         vs = load_rows(v + at_value, i, left, vv, H * V, V, BV).to(DOT)
         dos = load_rows(do + at_value, i, left, vv, H * V, V, BV).to(DOT)
-        if HAS_TREE:
-            slot = tl.where((n + 1) % LEAVES == 0, offset + chunk // LEAVES, chunk)
-            at = dtree + (slot * H + h) * K * V + kk[:, None] * V + vv[None, :]
-            dS = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :] & (n + 1 < count), other=0.0)
-        A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+        dA = tl.where(i[:, None] >= i[None, :], dA * scale, 0.0)
         G = tl.zeros([C], dtype=SUM)
-        total = tl.zeros([], dtype=SUM)
-        gam = tl.where(causal, tl.full([C, C], 1.0, ACC) * scale, 0.0)
+        us = tl.zeros([C], dtype=ACC)
         if DECAY:
             G = tl.load(g + (row + i) * H + h, mask=i < left, other=0.0)
-            total = tl.load(g + (row + tl.minimum(left, C) - 1) * H + h)
-            gam *= weight(G[:, None] - G[None, :], ACC)
-        dA *= gam
-        pairs = A * dA
-        A *= gam
+            us += tl.load(u + (block * rows + row + i) * H + h, mask=i < left, other=0.0)
+            dA *= weight(G[:, None] - G[None, :], ACC)
+        pairs = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
         dlam = _sums(pairs, i, columns, L, LOG)
         lam = _weights(at_level, i, left, H * L, L, LOG)
         if DECAY:
-            pairs = tl.where(i[:, None] > i[None, :], pairs * lam, 0.0)
-            us = tl.sum(pairs, 1) - tl.sum(pairs, 0)
-        A = (A * lam).to(DOT)
-        dA = (dA * lam).to(DOT)
-
-        to_end = weight(total - G, ACC)
-        dvT = tl.zeros([BV, C], dtype=ACC)
-        if HAS_TREE:
-            dvT = tl.dot(tl.trans(dS), tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                dvT *= to_end[None, :]
-                us -= tl.sum(dvT * tl.trans(vs), 0)
-        dvT = tl.dot(tl.trans(dos), A, acc=dvT, input_precision=PREC, out_dtype=ACC)
-        at = dv + ((kb * rows + row) * H + h) * V + vv[:, None] + i[None, :] * (H * V)
-        tl.store(at, dvT.to(dv.dtype.element_ty), mask=(vv < V)[:, None] & (i < left)[None, :])
-
-        dkT = tl.zeros([BK, C], dtype=ACC)
-        if HAS_TREE:
-            dkT = tl.dot(dS, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                dkT *= to_end[None, :]
-        dkT = tl.dot(tl.trans(qs), dA, acc=dkT, input_precision=PREC, out_dtype=ACC)
-        at = dk + ((vb * rows + row) * H + h) * K + kk[:, None] + i[None, :] * (H * K)
-        tl.store(at, dkT.to(dk.dtype.element_ty), mask=(kk < K)[:, None] & (i < left)[None, :])
-
-        dqs = tl.dot(dA, ks, input_precision=PREC, out_dtype=ACC)
+            us += tl.sum(tl.where(i[:, None] > i[None, :], pairs * lam, 0.0), 1)
+        dqs = tl.dot((dA * lam).to(DOT), ks, input_precision=PREC, out_dtype=ACC)
         if HAS_TREE:
             at = kk[None, :] * V + vv[:, None]
             keep = (kk < K)[None, :] & (vv < V)[:, None]
@@ -712,12 +765,11 @@ def backward_kernel(
                 dlam += tl.where(columns[None, :] == column, of_level[:, None], 0.0)
                 if DECAY:
                     us += own * of_level
-                    block = (kb * tl.cdiv(V, BV) + vb) * HEIGHTS + _log2(x & -x)
-                    tl.store(across + block * sequences * H * NT + ends + n, tl.sum(own * of_level))
+                    height = (block * HEIGHTS + _log2(x & -x)) * sequences * H * NT
+                    tl.store(across + height + ends + n, tl.sum(own * of_level))
                 dqs += own[:, None] * D
                 x = x & (x - 1)
         store_rows(dq + ((vb * rows + row) * H + h) * K, dqs, i, left, kk, H * K, K, BK)
-        block = kb * tl.cdiv(V, BV) + vb
         at = dlevel + ((block * rows + row + i) * H + h)[:, None] * L + columns[None, :]
         tl.store(at, dlam, mask=(i < left)[:, None] & (columns < L)[None, :])
         if DECAY:
@@ -779,12 +831,13 @@ def gate_kernel(
         tl.store(dg + (row + i) * H + h, tl.where(raw < WEAKEST, 0.0, E + us - tl.cumsum(us)), mask=i < left)
 
 
-SLICE = 512  # elements of a state that one program adds up, where it only adds
+SLICE = 1024  # elements of a state that one program adds up, where it only adds
 
 
 class Launch(NamedTuple):
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # registers of a thread
 
 
 class Plan(NamedTuple):
@@ -796,18 +849,20 @@ class Plan(NamedTuple):
     output: Launch
     far: Launch
     near: Launch
-    backward: Launch
+    keys: Launch
+    queries: Launch
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
+    two, three = Launch(4, 2), Launch(8, 3)
     if dtype == torch.bfloat16 and max(K, V) > 64:
-        return Plan(64, 128, Launch(8, 1), Launch(4, 2), Launch(8, 2), Launch(8, 1), Launch(4, 2))
-    if dtype == torch.bfloat16:
-        return Plan(64, 64, Launch(4, 1), Launch(4, 2), Launch(4, 2), Launch(4, 1), Launch(4, 2))
+        return Plan(64, 128, Launch(8, 1), two, three, Launch(8, 1), keys=Launch(4, 1), queries=two)
+    if dtype == torch.bfloat16:  # fewer registers: more programs at a time
+        return Plan(64, 64, Launch(4, 1), two, two, Launch(4, 1), keys=Launch(4, 1, 128), queries=Launch(4, 2, 168))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores
     other = Launch(8 if exact else 4, 1)
-    return Plan(32, 64, other, other, other, other, other)
+    return Plan(32, 64, other, other, other, other, other, other)
 
 
 class Chunks(NamedTuple):
@@ -909,34 +964,27 @@ def backward(
         u = q.new_empty((blocks, rows, H), dtype=call.acc)
         along = q.new_empty((blocks, chunks.sequences, H, chunks.NT), dtype=call.acc)
         across = q.new_empty((blocks, call.heights, chunks.sequences, H, chunks.NT), dtype=call.acc)
+    shared = call.shared("scale", "rows", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC")
+    programs = chunks.total * call.blocks
     call.launch(
-        backward_kernel,
-        call.how.backward,
-        chunks.total * call.blocks,
-        (
-            call.q,
-            call.k,
-            call.v,
-            call.g,
-            call.level_scale,
-            do,
-            tree,
-            dtree,
-            call.sums,
-            dq,
-            dk,
-            dv,
-            dlevel,
-            u,
-            along,
-            across,
-        ),
-        **call.shared("scale", "rows", "R", "K", "V", "L", "LOG", "BK", "BV", "DECAY", "DOT", "SUM", "PREC"),
+        keys_kernel,
+        call.how.keys,
+        programs,
+        (*call.tensors, do, dtree, dk, dv, u),
+        offset=offset,
+        HAS_TREE=tree is not None,
+        **shared,
+    )
+    call.launch(
+        queries_kernel,
+        call.how.queries,
+        programs,
+        (*call.tensors, do, tree, call.sums, dq, dlevel, u, along, across),
         sequences=chunks.sequences,
         HEIGHTS=call.heights,
-        offset=offset,
         LP=triton.next_power_of_2(L),
         HAS_TREE=tree is not None,
+        **shared,
     )
     dg = None
     if log_decay is not None:
@@ -1023,6 +1071,7 @@ class _Call:
             ACC=self.tl_acc,
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
+            maxnreg=launch.maxnreg,
             **flags,
         )
 

@@ -911,6 +911,7 @@ def inputs_kernel(
 class Launch(NamedTuple):
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # registers of a thread, at most
 
 
 class Plan(NamedTuple):
@@ -940,7 +941,8 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     if dtype == torch.bfloat16:
         if K <= 128:
             BV = 64 if V <= 64 else 128
-            return Plan(64, 64, BV, one, four, four, four, four, Launch(4, 3), four, four, four)
+            pull = Launch(4, 2, 168) if K <= 64 else four  # three programs on a multiprocessor instead of two
+            return Plan(64, 64, BV, one, four, four, four, pull, Launch(4, 3), four, four, four)
         return Plan(64, 64, 64, one, eight, four, eight, eight, eight, four, eight, eight)
     if precision(dtype, K) == "tf32":
         return Plan(64, 64, 64, one, eight, eight, eight, eight, eight, eight, eight, eight)
@@ -1070,7 +1072,7 @@ class _Call:
             ACC=acc,
             SUM=acc,
             PREC=precision(self.q.dtype, self.K),
-            EXACT="tf32x3" if self.q.dtype == torch.bfloat16 else precision(self.q.dtype, self.K),
+            EXACT="tf32" if self.q.dtype == torch.bfloat16 else precision(self.q.dtype, self.K),  # M is bfloat16 then
             num_warps=self.how.solve.num_warps,
             num_stages=self.how.solve.num_stages,
         )
@@ -1222,6 +1224,7 @@ class _Call:
             PREC=precision(self.q.dtype, self.K),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
+            maxnreg=launch.maxnreg,
             **{name: size for name, size in sizes.items() if name in kernel.arg_names},
             **flags,
         )

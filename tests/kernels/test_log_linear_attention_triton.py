@@ -20,7 +20,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
 ONE = triton.Launch(4, 1)
-HOW = triton.Plan(16, 64, ONE, ONE, ONE, ONE, ONE)
+HOW = triton.Plan(16, 64, ONE, ONE, ONE, ONE, ONE, ONE)
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 65, 100, 130)
 GATES = ("weak", "none", "mixed", "zero", "reset", "strong")
 HEADS = ((2, 4), (1, 2), (1, 1), (2, 2))  # G, H
@@ -48,8 +48,8 @@ def cases() -> list[Case]:
     for n, T in enumerate(LENGTHS):
         gate, heads, dims = GATES[n % 6], HEADS[n % 4 if T <= 17 else 1 + n % 2], DIMS[(n + n // 7) % 4]
         found.append(Case(T, heads, dims, gate, LEVELS[n % 5], 16 if n == 4 else 64))
-    # 33 chunks: a node that is seen from several groups of eight, two launches up the tree, and a last group of one
-    found.append(Case(513, (1, 1), (4, 4), "weak", 8))
+    # 38 chunks: nodes seen by more chunks than one program sums over, and two launches for the tree's upper part
+    found += [Case(600, (1, 1), (4, 4), "mixed", 11), Case(513, (1, 1), (4, 4), "none", 6)]
     for gate, T, ends in (("mixed", 90, (0, 1, 34, 34, 70, 90)), ("weak", 305, (0, 5, 290, 305))):
         found.append(Case(T, (1, 1), (4, 4), gate, 8, cu_seqlens=ends))
     return found
