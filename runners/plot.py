@@ -56,8 +56,8 @@ def plot(figure: Figure, path: Path) -> None:
     for n, panel in enumerate(figure.panels):
         axes = canvas.add_subplot(down, across, n + 1)
         heatmap(axes, panel) if isinstance(panel, Heatmap) else draw(axes, panel)
-        if n % across and isinstance(panel, Panel) and panel.bars and panel.y.ticks == figure.panels[n - 1].y.ticks:
-            axes.set_yticklabels([])  # the panel to the left has the names
+        if n % across and () != names(panel) == names(figure.panels[n - 1]):
+            axes.set_yticklabels([])  # the panel to the left has them
     canvas.suptitle(title, fontsize=11)
     if named:
         under = canvas.legend(
@@ -75,16 +75,17 @@ def size(figure: Figure) -> tuple[float, float]:
     if isinstance(first, Heatmap):
         return 1.4 + 0.62 * len(first.columns), 1.0 + 0.42 * len(first.rows)
     if first.bars:
-        longest = max(len(text) for _, text in first.y.ticks)
-        return 3.4 + 0.075 * longest, 0.8 + 0.42 * max(len(panel.y.ticks) for panel in bars(figure))
+        longest = max(len(name) for panel in figure.panels for name in names(panel))
+        return 3.4 + 0.075 * longest, 0.8 + 0.42 * max(len(names(panel)) for panel in figure.panels)
     if figure.kind == "curves":
         return 3.0, 2.3
     crowded = max(0, len(legend(figure)) - 6)  # marks that share a place stand side by side
     return 4.6 + 0.25 * crowded, 3.4
 
 
-def bars(figure: Figure) -> list[Panel]:
-    return [panel for panel in figure.panels if isinstance(panel, Panel) and panel.bars]
+def names(panel: Panel | Heatmap) -> tuple[str, ...]:
+    """Of the rows, where they stand at the panel's left."""
+    return tuple(text for _, text in panel.y.ticks) if isinstance(panel, Panel) and panel.bars else ()
 
 
 def draw(axes: Any, panel: Panel) -> None:

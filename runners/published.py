@@ -5,7 +5,7 @@ bound and is compared as one. Numbers match by the mixer's name and the value of
 configuration; whether the set-ups agree is told, not judged.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,7 +18,7 @@ from mixassay.registry import suggest
 from mixassay.runners import stats
 from mixassay.runners.labels import find, short
 from mixassay.runners.render import Cell, Grid
-from mixassay.runners.report import Table
+from mixassay.runners.report import Entry, Table
 
 FOLDER = Path(__file__).parent.parent / "published"  # in a checkout a link to results/published
 
@@ -64,11 +64,30 @@ class Rerun(Numbers):
     name: str
 
 
+class Claim(Part):
+    """That one row is above another."""
+
+    of: str
+    over: str
+
+
 class Published(Numbers):
     title: str
     task: str
     column: str  # the path that the columns are values of, "model.d_model"
+    claims: list[Claim] = []
     reruns: list[Rerun] = []
+
+    @model_validator(mode="after")
+    def claims_are_about_rows(self) -> Self:
+        for name in (name for claim in self.claims for name in (claim.of, claim.over)):
+            if name not in self.rows:
+                raise ValueError(f'a claim is about "{name}", which is none of the rows.{suggest(name, [*self.rows])}')
+        return self
+
+    @property
+    def sets(self) -> dict[str, Numbers]:
+        return {"published": self, **{rerun.name: rerun for rerun in self.reruns}}
 
 
 def shipped() -> list[str]:
@@ -125,15 +144,28 @@ def _pairs(table: Table, published: Published, place: tuple[tuple[str, ...], tup
     entry = table.entries[place]
     if entry.at is not None or entry.moments is None:  # published numbers are means over the evaluation cells
         return
-    config = entry.runs.ok[0].config
-    mixer, column = str(find(config, "mixer.name")), str(find(config, published.column))
-    m = entry.moments
-    ours = stats.Moments(100 * m.mean, None if m.std is None else 100 * m.std, m.n)
-    for whose, numbers in (("published", published), *((rerun.name, rerun) for rerun in published.reruns)):
+    mixer, column = _name(entry, published)
+    ours = in_points(entry.moments)
+    for whose, numbers in published.sets.items():
         value = numbers.rows.get(mixer, {}).get(column)
         if value is not None:
             theirs = value.moments(numbers.n)
             yield Pair(mixer, " ".join(place[0]), column, ours, whose, theirs, bound=value.bound is not None)
+
+
+def _name(entry: Entry, published: Published) -> tuple[str, str]:
+    """The mixer's name and the value of the published table's column."""
+    config = entry.runs.cell.sections.config()
+    return str(find(config, "mixer.name")), str(find(config, published.column))
+
+
+def in_points(m: stats.Moments) -> stats.Moments:
+    return stats.Moments(100 * m.mean, None if m.std is None else 100 * m.std, m.n)
+
+
+def grids(table: Table, published: Published) -> list[Grid]:
+    """All that is set beside the table: the comparison, and what becomes of the published claims."""
+    return [grid(table, published), *([claims(table, published)] if published.claims else [])]
 
 
 def grid(table: Table, published: Published) -> Grid:
@@ -144,9 +176,8 @@ def grid(table: Table, published: Published) -> Grid:
         d = pair.difference
         ours = (pair.label, pair.column, _text(pair.ours))
         theirs = f"≥ {pair.theirs.mean:g}" if pair.bound else _text(pair.theirs)
-        value = f"≤ {d.value:+.1f}" if pair.bound else f"{d.value:+.1f}"
-        between = f"[{d.low:+.1f}, {d.high:+.1f}]" if d.low is not None else ""
-        texts = (*(ours if ours != last else ("", "", "")), pair.whose, theirs, value, between)
+        value = f"≤ {_signed(d.value)}" if pair.bound else _signed(d.value)
+        texts = (*(ours if ours != last else ("", "", "")), pair.whose, theirs, value, _interval(d))
         rows.append(tuple(Cell(text) for text in texts))
         last = ours
     warnings = []
@@ -155,6 +186,7 @@ def grid(table: Table, published: Published) -> Grid:
         warnings.append(f"none of our numbers has a counterpart: the published table has {known}")
     caption = [
         "Differences are ours minus theirs in points, with Welch's 95 % interval from mean, std and n.",
+        *_beyond(found),
         f"published: {published.source}. Read from: {published.read_from} Metric {published.metric}, "
         f"n={published.n}, std {published.std}. {published.task} {published.note}",
     ]
@@ -168,6 +200,41 @@ def grid(table: Table, published: Published) -> Grid:
     names = ("mixer", short(published.column), "ours", "whose", "theirs", "difference", "95 %")
     heads = tuple((name,) for name in names)
     return Grid(f"Against: {published.title}", heads, tuple(rows), 2, frozenset(), tuple(caption), tuple(warnings))
+
+
+def claims(table: Table, published: Published) -> Grid:
+    """By how much one row is above another, in our numbers and in each of theirs, for every value of the column."""
+    ours: dict[tuple[str, str], list[stats.Moments]] = {}
+    for entry in table.entries.values():
+        if entry.at is None and entry.moments is not None:
+            ours.setdefault(_name(entry, published), []).append(in_points(entry.moments))
+    known: dict[str, dict[tuple[str, str], stats.Moments]] = {
+        "ours": {place: several[0] for place, several in ours.items() if len(several) == 1}
+    }
+    for whose, numbers in published.sets.items():
+        known[whose] = {
+            (mixer, column): value.moments(numbers.n)
+            for mixer, row in numbers.rows.items()
+            for column, value in row.items()
+            if value.bound is None
+        }
+    rows, last = [], None
+    for claim in published.claims:
+        for column in published.rows[claim.of]:
+            for whose, moments in known.items():
+                a, b = moments.get((claim.of, column)), moments.get((claim.over, column))
+                if a is not None and b is not None:
+                    d = stats.difference(a, b)
+                    place = claim.of, claim.over, column
+                    texts = (*(place if place != last else ("", "", "")), whose, _signed(d.value), _interval(d))
+                    rows.append(tuple(Cell(text) for text in texts))
+                    last = place
+    caption = (
+        "Differences of two rows of one table, in points, with Welch's 95 % interval. Where a published number is a "
+        "bound there is none.",
+    )
+    heads = tuple((name,) for name in ("mixer", "over", short(published.column), "whose", "difference", "95 %"))
+    return Grid(f"Claims of: {published.title}", heads, tuple(rows), 4, frozenset(), caption, ())
 
 
 def long_form(table: Table, published: Published) -> list[dict[str, Any]]:
@@ -191,6 +258,24 @@ def long_form(table: Table, published: Published) -> list[dict[str, Any]]:
 def short_metric(metric: str) -> str:
     """`accuracy` of `test/accuracy`: the split is told, not compared."""
     return metric.rsplit("/", 1)[-1]
+
+
+def _beyond(pairs: Sequence[Pair]) -> list[str]:
+    """How many of the intervals leave out 0, by whose numbers they compare with."""
+    counts = []
+    for whose in dict.fromkeys(pair.whose for pair in pairs):
+        known = [pair.difference for pair in pairs if pair.whose == whose and pair.difference.low is not None]
+        if known:
+            counts.append(f"{whose} {sum(d.clear for d in known)} of {len(known)}")
+    return [f"Intervals that leave out 0: {'; '.join(counts)}. By chance alone one in twenty does."] if counts else []
+
+
+def _interval(d: stats.Difference) -> str:
+    return f"[{_signed(d.low)}, {_signed(d.high)}]" if d.low is not None and d.high is not None else ""
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no -0.0
 
 
 def _data(m: stats.Moments) -> Mapping[str, float | None]:

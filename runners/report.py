@@ -223,7 +223,7 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         lines.append(f"solved: seeds at {sweep.report.compare.solved_at:g} or above, of those with an outcome.")
     if any(len(runs.ok) < len(runs.seeds) for runs in all_runs):
         lines.append("k/n: only k of n seeds have a number, and mean, std and min are over these k.")
-    lines.append(_tuning_rule(sweep, all_runs))
+    lines += [_tuning_rule(sweep, all_runs), *_at_the_end(sweep, all_runs)]
     if used:
         commits = sorted({_commit(record) for record in used})
         devices = sorted({str(record.env.get("class")) for record in used})
@@ -244,6 +244,24 @@ def _tuning_rule(sweep: Sweep, all_runs: Sequence[Runs]) -> str:
     rates = sorted({rate for record in one_each if isinstance(rate := find(record.config, "train.lr"), float)})
     fixed = f" at {rates[0]:g}" if len(rates) == 1 else ", not tuned"
     return f"Learning rate fixed by the configuration{fixed}."
+
+
+def _at_the_end(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
+    """Where a choice is the least or the greatest of those tried, and not all seeds solve the task with it."""
+    metric, enough, found = sweep.report.metric, sweep.report.compare.solved_at, []
+    for path, tried in sweep.tuned.items():
+        if len(tried) < 3 or not all(isinstance(value, float) for value in tried):
+            continue
+        at = [runs for runs in all_runs if runs.ok and runs.ok[0].tuned.get(path) in (min(tried), max(tried))]
+        names = [
+            str(runs.cell)
+            for runs in at
+            if not metric.endswith("accuracy")
+            or stats.solved([*values(runs, metric, None).values()], enough) < len(runs.seeds)
+        ]
+        if names:
+            found.append(f"{path} is at an end of its values, and a better one may lie beyond: {'; '.join(names)}.")
+    return found
 
 
 def _commit(record: RunRecord) -> str:

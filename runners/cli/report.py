@@ -66,7 +66,7 @@ def report(
         raise UserError(f"nothing is stored under {results / sweep.name} for {file}; `mixassay run {file}` makes it")
     table = session.table(sweep, stored.records)
     theirs = published.load(against) if against is not None else None
-    grids = [render.grid(table), *([published.grid(table, theirs)] if theirs is not None else [])]
+    grids = [render.grid(table), *(published.grids(table, theirs) if theirs is not None else [])]
     if format == "json":
         print(export.to_json(table, published.long_form(table, theirs) if theirs is not None else None), end="")
     elif format == "csv":

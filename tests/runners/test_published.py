@@ -94,6 +94,7 @@ def test_the_comparison_as_texts(table):
     ]
     told = " ".join(shown.caption)
     assert "arXiv 2506.04761" in told
+    assert "Intervals that leave out 0: published 0 of 1; rerun, early stop 0 of 1; rerun, all epochs 1 of 1." in told
     assert "smat_attention" in told
     assert "GDN heads 1/2/2:" not in told, "a rerun without a counterpart is not quoted"
     console = Console(width=80, record=True, file=io.StringIO())
@@ -101,6 +102,28 @@ def test_the_comparison_as_texts(table):
     assert "[-4.6, +2.8]" in console.export_text()
     assert "≥" not in render.latex(shown)
     assert r"$\geq$ 99" in render.latex(shown)
+
+
+def test_what_becomes_of_a_claim(tmp_path, make_record):
+    """Ours: 46.0 ± 2.74 and ten points more."""
+    (tmp_path / "demo.yaml").write_text(
+        YAML.replace("attention, mamba2, linear_attention", "mamba2, log_linear_mamba2")
+    )
+    sweep = Sweep.load(tmp_path / "demo.yaml")
+    records = [
+        make_record(value + 0.1 * place, cell=run.cell, seed=run.seed, key=f"{run.cell}{run.seed}", config=run.config())
+        for place, cell in enumerate(sweep.cells())
+        for run, value in zip(sweep.reported(cell), [0.46, 0.44, 0.50, 0.47, 0.43], strict=True)
+    ]
+    shown = published.claims(report.build(sweep, records), published.load("log-linear-mqar"))
+    first, second, third, wider = [[cell.text for cell in row] for row in shown.rows[:4]]
+    assert first == ["log_linear_mamba2", "mamba2", "16", "ours", "+10.0", "[+6.0, +14.0]"]  # 2.306 * sqrt(2 * 1.5)
+    low, high = (9.0 + sign * scipy.stats.t.ppf(0.975, 4.509) * (9.1**2 / 5 + 2.3**2 / 5) ** 0.5 for sign in (-1, 1))
+    assert second == ["", "", "", "published", "+9.0", f"[{low:+.1f}, {high:+.1f}]"]
+    assert third[3] == "rerun, all epochs"
+    assert wider[:4] == ["log_linear_mamba2", "mamba2", "32", "published"], "we have no number there"
+    at_64 = [row for row in shown.rows if row[0].text == "log_linear_gated_deltanet" and row[2].text == "64"]
+    assert [cell.text for cell in at_64[0]][3] == "rerun, all epochs", "a bound is no number"
 
 
 def test_the_comparison_as_data(table):
@@ -152,6 +175,7 @@ def test_faults_of_a_table_are_told_with_their_place(write):
         ("mean: 50", "maen: 50", r"table\.yaml:12:\d+: rows\.gla\.16\.m"),
         ("std: 1.0}", "std: 1.0, seeds: [40, 41]}", r"table\.yaml:12:\d+: .*mean 50.0 does not follow from the seeds"),
         ("n: 5", "n: 0", r"table\.yaml:5:4: n: "),
+        ("rows:", "claims: [{of: gla, over: mamba2}]\nrows:", r"table\.yaml:.*a claim is about .mamba2."),
         ("source: s\n", "", r"table\.yaml:1:1: source: "),
     ):
         with pytest.raises(UserError, match=fault):

@@ -266,6 +266,16 @@ def test_tuned_values_the_rule_and_unequal_grids_are_told(load, record_of):
     assert "mixer=mamba2: 1" in warning
 
 
+def test_a_choice_at_an_end_of_the_values_is_told(load, record_of):
+    """attention is there too, and solves the task; linear_attention is in the middle."""
+    sweep = load("sweep.select={axes: {train.lr: [1e-3, 1e-2, 1e-1]}, seeds: [100]}")
+    found = []
+    for cell, lr, value in zip(sweep.cells(), (0.1, 0.001, 0.01), (0.995, 0.3, 0.2), strict=True):
+        found += [record_of(run, value) for run in sweep.reported(cell, {"train.lr": lr})]
+    told = [line for line in report.build(sweep, found).caption if "may lie beyond" in line]
+    assert told == ["train.lr is at an end of its values, and a better one may lie beyond: mixer=mamba2."]
+
+
 def test_swept_paths_are_columns_and_the_rest_is_small_print(load, record_of):
     sweep = load("sweep.grid.mixer=[attention, mamba2]", "sweep.grid.model.d_model=[16, 32]")
     found = []
