@@ -41,7 +41,7 @@ class Schedule(NamedTuple):
     shift: Tensor
     """int64 [B, T, H], -1 or the highest rank that moves up before the token is written (see the package)."""
     starts: Tensor
-    """int64 [B, T, H, S]. After token t, rank r holds tokens [starts[t, r], starts[t, r - 1]), rank 0 up to t
+    """int32 [B, T, H, S]. After token t, rank r holds tokens [starts[t, r], starts[t, r - 1]), rank 0 up to t
     itself. Ranks that are not in use start at 0, where the oldest slot starts too, and so hold nothing."""
 
     @property
@@ -180,7 +180,7 @@ def _fill(
         starts.append(start)
     shift = torch.where(opens, torch.stack(shifts, dim=1).gather(1, number), -1)
     whole = torch.stack(starts, dim=1).gather(1, number[..., None].expand(-1, -1, S))
-    return shift.view(B, H, T).transpose(1, 2), whole.view(B, H, T, S).transpose(1, 2)
+    return shift.view(B, H, T).transpose(1, 2), whole.int().view(B, H, T, S).transpose(1, 2)
 
 
 def _total(number: Tensor, J: int, x: Tensor) -> Tensor:

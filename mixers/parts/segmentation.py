@@ -17,7 +17,7 @@ class Segmentation(NamedTuple):
 
     k: Tensor  # [B, T, H, K]
     v: Tensor  # [B, T, H, V]
-    starts: Tensor  # int64 [B, T, H, S], as in `kernels/dla/slots.py`: Schedule.starts
+    starts: Tensor  # int32 [B, T, H, S], as in `kernels/dla/slots.py`: Schedule.starts
 
 
 @runtime_checkable

@@ -391,7 +391,7 @@ def matches(q: Tensor, k: Tensor, starts: Tensor) -> Tensor:
     [B, T, H, R]."""
     B, T, H, R = starts.shape
     q, k = (lanes(wide(x).repeat_interleave(H // x.shape[2], dim=2)) for x in (q, k))
-    begin = lanes(starts)  # [N, T, R]
+    begin = lanes(starts).long()  # [N, T, R]
     upto = torch.arange(1, T + 1, device=k.device).view(1, T, 1).expand(B * H, T, 1)
     end = torch.cat((upto, begin[..., :-1]), dim=-1)
     sums = pad(k.cumsum(1), (0, 0, 1, 0))  # [N, T + 1, K]: of all tokens before

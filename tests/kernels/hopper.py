@@ -36,6 +36,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.int64: "*i64",
+    torch.int32: "*i32",
     torch.bool: "*i1",
 }
 

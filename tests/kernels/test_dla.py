@@ -201,8 +201,10 @@ def test_vmap_is_a_loop(chunk: int | None, delta: bool) -> None:
 def test_the_schedule_is_a_torch_operator() -> None:
     given = inputs(10, 20, 3, delta=False)
     k, v, tau = given["k"], given["v"], TAU.expand(2, 4)
-    torch.library.opcheck(make, (k, v, tau, None, given["log_decay"], 3, "memory", "ward"))
-    torch.library.opcheck(make, (k, v, None, torch.ones(2, 20, 4, dtype=torch.bool), None, 3, "memory", "density"))
+    torch.library.opcheck(make, (k, v, tau, None, given["log_decay"], 3, "memory", "ward", False))
+    torch.library.opcheck(
+        make, (k, v, None, torch.ones(2, 20, 4, dtype=torch.bool), None, 3, "memory", "density", False)
+    )
 
 
 def test_causal_to_the_bit() -> None:

@@ -1,0 +1,120 @@
+"""The schedule's Triton kernels against its torch form: scores to rounding, all integers exactly.
+
+Integers are compared on the kernels' own scores, which on a GPU are float32.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from mixassay.kernels.dla import schedule_triton
+from mixassay.kernels.dla.boundaries import boundaries
+from mixassay.kernels.dla.schedule import make, schedule
+from mixassay.kernels.dla.slots import slots
+
+from .test_dla_schedule import READINGS, RULES, tokens
+
+# The interpreter turns arrays of one element into numbers.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE, TOL = (torch.float32, 1e-4) if GPU else (torch.float64, 1e-9)
+
+
+def heads(n: int, T: int, **how: Any) -> tuple[Tensor, Tensor]:
+    """k [1, T, n, 6] and v [1, T, n, 5]."""
+    found = [tokens(seed, T, **how) for seed in range(n)]
+    k, v = (torch.stack([head[i] for head in found], dim=1)[None].to(DEVICE, DTYPE) for i in (0, 1))
+    return k, v
+
+
+def check(
+    k: Tensor, v: Tensor, tau: Tensor, S: int, rule: Any, g: Tensor | None = None, reading: Any = "memory"
+) -> int:
+    """The merges that there were."""
+    score, *found = schedule_triton.schedule(k, v, tau, None, g, S, reading, rule)
+    assert score is not None
+    expected, boundary = boundaries(k, v, tau, g, reading=reading, chunk_size=16)
+    torch.testing.assert_close(score, expected, rtol=TOL, atol=TOL)
+    close = (expected - tau[:, None]).abs()[:, 1:] <= TOL
+    assert not close.any(), "no close call, so that the integers must agree"
+    truth = slots(boundary, S, rule=rule, score=score, k=k, v=v)
+    for name, x, y in zip(truth._fields, found, truth, strict=True):
+        assert x.dtype == y.dtype, name
+        assert torch.equal(x, y), name
+    return int(((truth.shift >= 0) & (truth.shift < S - 1)).sum())
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("S", [1, 2, 5])
+def test_the_kernels_are_the_torch_form(S: int, rule: Any) -> None:
+    T = 300 if GPU else 20
+    k, v = heads(2, T, length=3)
+    tau = torch.tensor([[0.7, 1.0]], device=DEVICE, dtype=DTYPE)
+    assert S == 1 or check(k, v, tau, S, rule) > 0, "the cache overflows, so that the rule is asked"
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("decayed", [False, True], ids=["", "decayed"])
+def test_readings_and_decay(decayed: bool, reading: Any) -> None:
+    for T in (1, 18):
+        k, v = heads(2, T)
+        g = -torch.rand(1, T, 2, generator=torch.Generator().manual_seed(T)).to(DEVICE, DTYPE)
+        g[:, T // 2] = -torch.inf
+        tau = torch.full((1, 2), 0.8, device=DEVICE, dtype=DTYPE)
+        check(k, v, tau, 4, "density", g if decayed else None, reading)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_equals_go_to_the_oldest_pair(rule: Any) -> None:
+    k = torch.eye(8, device=DEVICE, dtype=DTYPE).repeat_interleave(3, 0)[None, :, None]
+    check(k, k, torch.full((1, 1), 0.6, device=DEVICE, dtype=DTYPE), 3, rule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_forced_boundaries_and_shared_keys(rule: Any) -> None:
+    k, v = heads(2, 18)
+    forced = (torch.arange(18, device=DEVICE) % 3 == 2)[None, :, None].expand(1, 18, 2)
+    score, *found = schedule_triton.schedule(k[:, :, :1], v, None, forced, None, 4, "memory", rule)
+    assert score is None
+    truth = slots(forced, 4, rule=rule, k=k[:, :, :1], v=v)
+    assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
+
+
+def test_scores_are_counted_in_units_as_in_torch() -> None:
+    """Halves of a unit go to the even one, scores above 16 count as 16: alone they decide between two pairs."""
+    for one, other in ((2**-21, 0.0), (3 * 2**-21, 2 * 2**-20), (5 * 2**-21, 2 * 2**-20), (16.0, 17.0)):
+        for order in ((one, other), (other, one)):
+            score = torch.tensor([9.0, *order, 9.0, 9.0], device=DEVICE, dtype=DTYPE)[None, :, None]
+            boundary = torch.ones(1, 5, 1, dtype=torch.bool, device=DEVICE)
+            truth = slots(boundary, 3, rule="weak", score=score)
+            found = schedule_triton.fill(boundary, score, None, None, 3, "weak")
+            assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
+
+
+def test_it_is_a_torch_operator_that_folds_models() -> None:
+    k, v = (torch.stack([x, x.flip(1)]) for x in heads(2, 7, length=2))
+    tau = torch.tensor([0.7, 0.9], device=DEVICE, dtype=DTYPE)
+    torch.library.opcheck(make, (k[0], v[0], tau.expand(1, 2), None, None, 3, "memory", "density", True))
+    cut: Any = lambda k, v: schedule(k, v, 3, threshold=tau, backend="triton")  # noqa: E731
+    both = torch.func.vmap(cut)(k, v)
+    for m in range(2):
+        score, found = cut(k[m], v[m])
+        assert torch.equal(both[0][m], score)
+        assert all(torch.equal(x[m], y) for x, y in zip(both[1], found, strict=True))
+
+
+@pytest.mark.skipif(not GPU, reason="waits for a device")
+def test_nothing_waits_for_the_device() -> None:
+    k, v = heads(2, 300, length=3)
+    tau = torch.tensor([0.7, 1.0], device=DEVICE)
+    schedule(k, v, 8, threshold=tau)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, captured = schedule(k, v, 8, threshold=tau)
+    graph.replay()
+    assert torch.equal(captured.starts, schedule(k, v, 8, threshold=tau)[1].starts)
