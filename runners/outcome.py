@@ -34,3 +34,4 @@ class Outcome:
     ms_per_step: float
     stack: int
     error: dict[str, str] | None = None
+    language: dict[str, Any] | None = None  # see `record.Language`

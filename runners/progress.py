@@ -65,6 +65,7 @@ class Display:
     def _on_progress(self, event: Event) -> None:
         running = self.running[event["job"].id]
         running.see(event["step"], event["active"])
+        running.says = event.get("says", "")
         if running.ms is not None:
             self.costs.learn(running.job.specs[0], running.ms)
         self._emit("progress", stack=running.job.title, step=event["step"], steps=event["steps"], eta=self._eta())
@@ -143,6 +144,7 @@ class Display:
         text = f"{self.done}/{self.done + left} runs"
         text += f" · [red]{self.failed} failed[/]" if self.failed else ""
         text += f" · about {clock(eta)} left" if eta is not None else ""
+        text += "".join(f" · {escape(running.says)}" for running in self.running.values() if running.says)
         self.bar.update(self.task, completed=(self.done + underway) / max(1, self.done + left), text=text)
 
 
@@ -155,6 +157,7 @@ class Running:
         self.step, self.active = 0, len(job.specs)
         self.first: tuple[float, int] | None = None  # where it was when first seen: a checkpoint may lie behind it
         self.ms: float | None = None  # of one step of one model
+        self.says = ""  # what else it tells of itself
 
     def see(self, step: int, active: int) -> None:
         now = time.monotonic()

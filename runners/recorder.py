@@ -11,15 +11,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixassay import provenance
+from mixassay import corpus, provenance
 from mixassay.errors import UserError
-from mixassay.record import Curve, EvalCell, Failure, RunRecord, Status, Stopped, Time, run_key
+from mixassay.record import Curve, EvalCell, Failure, Language, RunRecord, Status, Stopped, Time, run_key
 from mixassay.spec import RunSpec, Sections
 
 if TYPE_CHECKING:
     from mixassay.runners.outcome import Outcome
 
-Parts = tuple[str, str, str]
+Parts = tuple[str, str, str, str]
 
 
 class Recorder:
@@ -49,12 +49,12 @@ class Recorder:
         self._sources[kind_of(spec)] = source
 
     def data(self, spec: RunSpec) -> str:
-        """Name and version of the run's task, `mqar/1`."""
+        """Name and version of the run's task, `mqar/1`, and the hashes of its text and tokenizer if it has them."""
         name = spec.task.name
         if name not in self._data:
             version = task_version(name, self.plugins)
             self._data[name] = f"{name}/{'?' if version is None else version}"
-        return self._data[name]
+        return f"{self._data[name]} {corpus.described(spec.task)}".rstrip()
 
     def key(self, spec: RunSpec) -> str:
         return run_key(spec, self.source(spec), self.data(spec), str(self.env["class"]))
@@ -80,6 +80,7 @@ class Recorder:
                 stack=outcome.stack,
             ),
             error=Failure.model_validate(outcome.error) if outcome.error else None,
+            language=Language.model_validate(outcome.language) if outcome.language else None,
         )
 
     def failure(
@@ -114,7 +115,8 @@ class Recorder:
 
 def kind_of(spec: Sections) -> Parts:
     """Runs of one kind depend on the same code."""
-    return spec.task.name, spec.mixer.name, spec.model.hybrid.name if spec.model.hybrid else ""
+    hybrid = spec.model.hybrid.name if spec.model.hybrid else ""
+    return spec.task.name, spec.mixer.name, hybrid, spec.train.loop
 
 
 def ago(seconds: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -59,6 +59,8 @@ class Session:
     def __init__(self, sweep: Sweep, options: Options) -> None:
         self.sweep, self.options = sweep, options
         self.store = Store(options.results)
+        if sweep.run.ranks > 1 and any(cell.sections.train.loop != "lm" for cell in sweep.cells()):
+            raise UserError(f"run.ranks={sweep.run.ranks} is for language models alone (train.loop: lm)")
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
         self.crew, name, slots = crew_of(sweep.run, options)
@@ -94,6 +96,7 @@ class Session:
             "kinds": [[spec.config(), self.recorder.source(spec)] for spec in self.recorder.kinds.values()],
             "every": self.sweep.run.checkpoint_every,
             "keep_weights": self.sweep.run.keep_weights,
+            "language": language(self.sweep.run),
         }
         tracebacks = self.options.fail_fast
         with Display(self.plan, self.costs, console, self.settings.slots, self.options.as_json, tracebacks) as display:
@@ -156,8 +159,20 @@ def crew_of(run: Run, options: Options) -> tuple[Crew, str, int]:
         remote = RayCrew(wanted, run.threads if isinstance(run.threads, int) else 1, each, options.results)
         return remote, "cpu" if remote.on_cpu else remote.ask_device(), remote.slots
     crew, name = find_device(wanted, run.threads)
-    each = each or (max(1, cores() // crew.threads) if crew.on_cpu else 1)
+    if not crew.on_cpu:  # a worker takes the devices from its own on
+        groups = len(crew.devices) // run.ranks
+        crew.devices = crew.devices[: groups * run.ranks : run.ranks]
+        if not groups:
+            crew.close()
+            raise UserError(f"run.ranks={run.ranks} needs as many GPUs of one kind; run.ranks=1 trains on one")
+    each = each or (max(1, cores() // (crew.threads * run.ranks)) if crew.on_cpu else 1)
     return crew, name, each * len(crew.devices)
+
+
+def language(run: Run) -> dict[str, Any]:
+    """How a worker trains language models: see `lm.train.How`."""
+    micro_batch = None if run.micro_batch == "auto" else run.micro_batch
+    return {"ranks": run.ranks, "micro_batch": micro_batch, "compiled": run.compile}
 
 
 def find_device(wanted: str, threads: int | str) -> tuple[Crew, str]:

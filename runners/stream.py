@@ -49,18 +49,19 @@ class Stream:
     def task_at(self, step: int) -> Task:
         return self.cells[self._which[step]].task
 
-    def rows(self, step: int, seeds: tuple[int, ...], device: str) -> Rows:
-        """The batch of every member at `step`, [M * B] rows, members one after another."""
+    def rows(self, step: int, seeds: tuple[int, ...], device: str, part: slice = slice(None)) -> Rows:
+        """The batch of every member at `step`, [M * B] rows, members one after another; of each the rows `part`."""
         at, turn = self._which[step], self._turn[step]
         cell, B = self.cells[at], self.batch_size
         if cell.examples is None:
-            index = torch.arange(turn * B, (turn + 1) * B, device=device).repeat(len(seeds))
+            index = torch.arange(turn * B, (turn + 1) * B, device=device).expand(len(seeds), B)
         else:
             epoch, batch = divmod(turn, cell.examples // B)
-            index = self._permutation(at, epoch, seeds, device)[:, batch * B : (batch + 1) * B].flatten()
+            index = self._permutation(at, epoch, seeds, device)[:, batch * B : (batch + 1) * B]
+        index = index[:, part]
         drawn = seeds if self.data_seed is None else (self.data_seed,) * len(seeds)
-        seed = seeds_on(device, drawn).repeat_interleave(B)
-        return cell.task.rows(index, seed=seed, split="train")
+        seed = seeds_on(device, drawn).repeat_interleave(index.shape[1])
+        return cell.task.rows(index.flatten(), seed=seed, split="train")
 
     def _permutation(self, at: int, epoch: int, seeds: tuple[int, ...], device: str) -> Tensor:
         """Row order of one epoch of a fixed set, [M, examples]; one epoch a cell is remembered."""

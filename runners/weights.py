@@ -3,9 +3,11 @@
     results/<suite>/.weights/<key>.safetensors
 
 Tensors have the names they have in the model; the header says which run they are of. Git does not see the folder.
+Beside the weights of a language model stands <key>.tokenizer.json, unless its tokens are bytes.
 """
 
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mixassay import draws, plugins
+from mixassay import corpus, draws, plugins
 from mixassay.errors import UserError
 from mixassay.model import Model, build
 from mixassay.provenance import source_of
@@ -33,6 +35,8 @@ def save(results: Path, spec: RunSpec, key: str, source: str, tensors: dict[str,
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     about = {"key": key, "cell": spec.cell, "seed": spec.seed, "config": spec.config(), "source": source}
+    if (tokenizer := corpus.tokenizer_file(spec.task)) is not None:
+        shutil.copyfile(tokenizer, folder / f"{key}.tokenizer.json")
     checkpoint.write(folder / f"{key}.safetensors", tensors, {HEADER: json.dumps(about)})
 
 

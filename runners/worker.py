@@ -9,6 +9,7 @@ writes a checkpoint at the next step and leaves.
 """
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -32,6 +33,8 @@ from mixassay.spec import RunSpec, Sections
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mixassay.runners.outcome import Outcome
 
 Say = Callable[..., None]
 Messages = queue.Queue[dict[str, Any] | None]
@@ -136,7 +139,14 @@ class Worker:
         self.say("checked")
 
     def prepare(
-        self, results: str, plugins: list[str], files: list[str], kinds: list[Any], every: float, keep_weights: bool
+        self,
+        results: str,
+        plugins: list[str],
+        files: list[str],
+        kinds: list[Any],
+        every: float,
+        keep_weights: bool,
+        language: dict[str, Any],
     ) -> None:
         """Import what the sweep trains, then make sure that it is what the main process hashed."""
         from mixassay import plugins as plug_ins
@@ -145,6 +155,7 @@ class Worker:
 
         plug_ins.load(plugins)
         self.store, self.every, self.keep_weights = Store(results), every, keep_weights
+        self.language = language | {"plugins": tuple(plugins)}
         self.recorder = Recorder(self.name, threads=self.threads, plugins=map(Path, files))
         for sections, source in kinds:
             spec = Sections.model_validate_json(json.dumps(sections))
@@ -171,7 +182,6 @@ class Worker:
     def train(self, task: Task, force: bool) -> bool:
         from mixassay.runners import faults
         from mixassay.runners.outcome import Interrupted
-        from mixassay.runners.train import run
 
         first = next(iter(task.runs.values()))
         attempts: dict[str, int] = {}
@@ -183,7 +193,7 @@ class Worker:
         stack = task.stack()
         self.say("started", job=task.id, members=len(stack))
         try:
-            outcomes = run(
+            outcomes = self.trainer(first)(
                 stack,
                 device=self.device,
                 checkpoint=task.folder / "state",
@@ -224,6 +234,16 @@ class Worker:
         shutil.rmtree(task.folder, ignore_errors=True)
         self.say("finished", job=task.id)
         return True
+
+    def trainer(self, spec: RunSpec) -> "Callable[..., Iterator[Outcome]]":
+        """What trains runs of this kind."""
+        if spec.train.loop == "lm":
+            from mixassay.runners.lm import train as lm
+
+            return functools.partial(lm.run, how=lm.How(**self.language))
+        from mixassay.runners import train
+
+        return train.run
 
     def keep(self, spec: RunSpec, tensors: "dict[str, Tensor]") -> None:
         from mixassay.runners import weights

@@ -91,7 +91,7 @@ def test_a_root_that_does_not_exist_is_an_error(package):
 
 
 def test_our_own_trainer_can_be_hashed():
-    files = provenance.closure(provenance.HARNESS)
+    files = provenance.closure(provenance.HARNESS["stack"])
     assert {"mixassay.model", "mixassay.runners.train", "mixassay.registry"} <= set(files)
     assert not any(re.search(r"mixers\.(attention|mamba2)$", name) for name in files), "the trainer imports a mixer"
 

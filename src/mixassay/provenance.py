@@ -21,7 +21,8 @@ from mixassay.record import Code
 from mixassay.spec import Sections, digest
 
 PACKAGE = Path(__file__).parent
-HARNESS = ("mixassay.model", "mixassay.runners.train")
+HARNESS = {"stack": ("mixassay.model", "mixassay.runners.train"), "lm": ("mixassay.model", "mixassay.runners.lm.train")}
+"""What trains a run, by its `train.loop`."""
 
 
 def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
@@ -42,7 +43,7 @@ def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
         else:
             mine = [path for path in plugins if registers(path.read_bytes(), kind, name)]
             roots.extend(mine or plugins)
-    return source_hash([*HARNESS, *roots])
+    return source_hash([*HARNESS[spec.train.loop], *roots])
 
 
 def source_hash(roots: Iterable[str | Path]) -> str:

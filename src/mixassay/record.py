@@ -57,6 +57,28 @@ class EvalCell(Part):
     scored: int  # labelled positions in these rows
     accuracy: Number
     loss: Number
+    answer_accuracy: Number = None  # of a language model: unbroken stretches of labels that are right throughout
+
+
+class Positions(Part):
+    """The mean loss of an evaluation cell by position: a running mean over `window` positions around each of `at`."""
+
+    split: Literal["valid", "test"]
+    cell: Args
+    window: int
+    at: tuple[int, ...]
+    loss: tuple[Number, ...]
+
+
+class Language(Part):
+    """What only language models tell. Speed is that of training alone, its first steps left out."""
+
+    positions: tuple[Positions, ...] = ()
+    ranks: int
+    tokens_per_second: float
+    flops_per_token: float  # see `runners/lm/work.py`
+    mfu: Number = None  # share of the devices' bf16 peak, None where that is not known
+    peak_bytes: int | None = None  # of memory on the first GPU
 
 
 class Curve(Part):
@@ -92,13 +114,21 @@ class Time(Part):
     stack: int = 1  # models that trained together
 
 
+class Samples(Part):
+    """What a language model was asked and what it wrote, sample by sample, beside the records of the suite."""
+
+    prompts: str  # sha256 of the prompts as the model read them; .prompts/<its first 24 digits>.jsonl.gz has them
+    answers: str  # sha256 of answers/<key>.jsonl.gz: for each sample the answer, its score and its prompt's hash
+
+
 class Failure(Part):
     type: str
     message: str
 
 
 class RunRecord(Part):
-    """One run. `metrics` are means over the evaluation cells of a split, each cell weighing the same."""
+    """One run. `metrics` are means over the evaluation cells of a split, each cell weighing the same; of a language
+    model's answers (`samples`) they are means over samples, and the cells are depths of needles, or one for all."""
 
     v: Literal[1] = VERSION
     key: str
@@ -119,11 +149,13 @@ class RunRecord(Part):
     live_state_bytes: dict[str, int] = {}  # what of these holds something, where it is less
     params: int = 0
     weights: str | None = None  # "sha256:..." of the trained parameters
+    samples: Samples | None = None
     code: Code
     env: dict[str, str | int | bool | None]  # see `provenance.environment`
     data: str  # task name and version, "mqar/1"
     time: Time
     error: Failure | None = None
+    language: Language | None = None
 
     def line(self) -> bytes:
         """The record as one line of strict JSON, newline included."""

@@ -54,6 +54,9 @@ class Run(Spec):
     hang: Seconds = 1800.0  # without a step: its worker is replaced
     retries: Count = 1  # of a stack whose worker died
     keep_weights: bool = False  # of every run, for mixassay.load
+    ranks: Positive = 1  # GPUs (or processes on a CPU) that train one language model together
+    micro_batch: Auto = "auto"  # rows of a language model at a time on each of them
+    compile: bool = False  # blocks of language models by torch.compile
     tracker: Tracker | None = None  # where finished runs are shown as well
 
 

@@ -23,7 +23,9 @@ def on_validation(metric: Any) -> Any:
     return metric
 
 
-Metric = Literal["test/accuracy", "test/loss", "valid/accuracy", "valid/loss"]
+Metric = Literal[
+    "test/accuracy", "test/loss", "test/answer_accuracy", "valid/accuracy", "valid/loss", "valid/answer_accuracy"
+]
 ValidMetric = Annotated[Literal["valid/accuracy", "valid/loss"], BeforeValidator(on_validation)]
 
 
@@ -95,6 +97,7 @@ class TrainSpec(Spec):
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
     eval_every: Positive | None = None  # steps between validations; None: every epoch, or a tenth of the run
     stop: Stop | None = None
+    loop: Literal["stack", "lm"] = "stack"  # lm: one model at a time, in micro-batches, on one GPU or several
 
 
 MEMBER_FIELDS = ("lr", "weight_decay")
@@ -159,7 +162,9 @@ class RunSpec(Sections):
 
     @property
     def stack(self) -> str:
-        """Hash of everything that must agree for runs to train in one stack."""
+        """Hash of everything that must agree for runs to train in one stack; a language model trains alone."""
+        if self.train.loop == "lm":
+            return digest([self.fingerprint(), self.seed])
         return self.fingerprint(without=[f"train.{field}" for field in MEMBER_FIELDS])
 
 
@@ -172,6 +177,8 @@ def problems(run: Sections) -> Iterator[tuple[str, str]]:
         yield "train.epochs", f"exactly one of train.steps and train.epochs must be given, found {found}"
     if train.stop is not None and (train.stop.above is None) == (train.stop.below is None):
         yield "train.stop", "train.stop needs exactly one of above and below"
+    if train.loop == "lm" and run.model.dropout > 0:
+        yield "model.dropout", f"train.loop: lm has no dropout, got model.dropout={run.model.dropout}"
     yield from cell_problems(task)
     sizes = [cell.examples for cell in task_cells(task, "train")]
     if None in sizes and any(sizes):

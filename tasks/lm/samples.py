@@ -1,0 +1,84 @@
+"""RULER samples with their answers, to train on: as the evaluated ones, but of other seeds and in other prose.
+
+    prompt   ...  The special magic number for <key> mentioned in the provided text is
+    answer    4821907.<end>
+
+Several answers are `a, b, c.`, in the order asked; several values of one key in the order of the text. Evaluated
+samples have small numbers for seeds, ours 63-bit hashes.
+"""
+
+from dataclasses import dataclass, field
+
+from mixassay import draws
+from mixassay.errors import UserError
+from mixassay.registry import suggest
+from mixassay.tasks.ruler.chance import Chance
+from mixassay.tasks.ruler.generate import LEAST_LENGTH, Ruler
+from mixassay.tasks.ruler.niah import NIAH
+from mixassay.tasks.ruler.qa import QA
+from mixassay.tasks.ruler.sample import Sample
+from mixassay.tasks.ruler.sources import Prose, Source, Sources
+from mixassay.tasks.ruler.table import TASKS
+from mixassay.tokens import Tokenizer
+
+NAMES = tuple(name for name, task in TASKS.items() if not isinstance(task, QA))
+"""Tasks that need no file of questions."""
+
+
+@dataclass(frozen=True)
+class Passage(Sources):
+    """Prose cut out of a text, where RULER always takes a text's beginning: that could be learnt by heart."""
+
+    passage: Prose | None = None
+
+    def prose(self) -> Prose:
+        assert self.passage is not None
+        return self.passage
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """`ids(seed, index, length)` is a prompt of at most `length` tokens with its answer and the end of a text, and how
+    many of these ids are the prompt's. `prose` is what haystacks are cut from; `per_token` its characters a token."""
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    prose: str = field(repr=False)
+    per_token: float
+
+    def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int]:
+        chance = Chance(seed, index, "text", length)
+        task = self.names[chance.below("task", 1, len(self.names))[0]]
+        ruler = Ruler(task, length, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
+        sample = ruler.sample(index)
+        prompt = self.tokenizer.encode(sample.prompt)
+        answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")
+        return [*prompt, *answer, self.tokenizer.end], len(prompt)
+
+    def _passage(self, chance: Chance, length: int) -> Prose:
+        """Half as much again as the length takes, from some word on."""
+        size = int(1.5 * self.per_token * length) + 100
+        start = chance.below("passage", 1, max(1, len(self.prose) - size))[0]
+        return Prose(Source("the text", self.prose[start : start + size].partition(" ")[2].encode()))
+
+
+def in_order(sample: Sample) -> list[str]:
+    family = TASKS[sample.task]
+    if isinstance(family, NIAH) and family.values > 1:
+        return [answer for _, answer in sorted(zip(sample.positions, sample.answers, strict=True))]
+    return list(sample.answers)
+
+
+def check(names: tuple[str, ...], lengths: tuple[int, ...], seq_len: int) -> None:
+    """Raises UserError for unknown tasks, and lengths that RULER or a row cannot hold."""
+    for name in names:
+        if name not in NAMES:
+            raise UserError(f'text: unknown sample "{name}".{suggest(name, list(NAMES))}')
+    for length in lengths:
+        if not LEAST_LENGTH <= length <= seq_len:
+            raise UserError(f"text: lengths must be from {LEAST_LENGTH} to seq_len={seq_len}, got {length}")
+
+
+def seed_of(seed: int, split: str) -> int:
+    """The generator's seed for a run's seed and a split: no two agree."""
+    return draws.derive(seed, "samples", split)
