@@ -105,7 +105,6 @@ class Training:
         if self.spec.model.dropout > 0:
             shape = (*tokens.shape[1:], self.spec.model.d_model)
             keep = draws.keep_mask(seeds_on(self.device, seeds), DROPOUT, self.step, shape, self.spec.model.dropout)
-            keep = keep.to(self.stack.params.dtype) / (1 - self.spec.model.dropout)
         self.replay(tokens, positions, labels, keep)
         self.loss_steps += 1
         self.step += 1

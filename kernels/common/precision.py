@@ -21,3 +21,9 @@ def autocasts(x: Tensor) -> bool:
     """Whether autocast is on where x is. Asking torch which devices know it would break a compiled graph."""
     kind = x.device.type
     return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Autocast's dtype where it is on, to which the product behind an operator would round in a pass of its own; else
+    `dtype`."""
+    return torch.get_autocast_dtype(x.device.type) if autocasts(x) else dtype

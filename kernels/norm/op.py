@@ -96,7 +96,7 @@ def _norm(
     backend: str | None,
 ) -> Tensor:
     dtype = accumulator(x, weight, bias, before, after)
-    against = against_triton(x, weight, bias, before, after) or _wide(x.shape[-1] // groups)
+    against = against_triton(x, weight, bias, before, after) or too_wide(x.shape[-1] // groups)
     chosen = resolve(op, backend, against_triton=against)
     if chosen == "triton":
         from mixassay.kernels.norm import registered  # the package triton may not be there
@@ -110,5 +110,6 @@ def _norm(
     return reference.norm(x.to(dtype), weight, bias, before, after, groups, eps, mean, centre)
 
 
-def _wide(N: int) -> str | None:
+def too_wide(N: int) -> str | None:
+    """Why the kernels cannot serve groups of N."""
     return f"its groups of {N} are wider than {WIDEST}" if N > WIDEST else None

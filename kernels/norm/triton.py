@@ -187,7 +187,7 @@ def forward(
     forward_kernel[(members * how.programs * groups,)](
         x, _whole(weight), _whole(bias), before, after, y, *x_rows, *b_rows, *a_rows,
         how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre,
-        BR=how.rows, BN=how.width, ACC=_accumulator(x), num_warps=how.warps,
+        BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     return y
 
@@ -219,7 +219,7 @@ def backward(
     backward_kernel[(members * how.programs * groups,)](
         x, _whole(weight), _whole(bias), before, after, dy, dx, sums, bias_sums, dbefore, dafter,
         *x_rows, *b_rows, *a_rows, *dy_rows, how.tokens, how.share, how.programs, eps,
-        GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=_accumulator(x),
+        GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=accumulator(x),
         num_warps=how.warps,
     )  # fmt: skip
     dweight, dbias = (
@@ -249,5 +249,5 @@ def _rows(x: Tensor | None, N: int) -> tuple[Tensor | None, int, int]:
     return x, inner, stride
 
 
-def _accumulator(x: Tensor) -> tl.dtype:
+def accumulator(x: Tensor) -> tl.dtype:
     return tl.float64 if x.dtype == torch.float64 else tl.float32

@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixassay.errors import UserError
+from mixassay.kernels.embedding import embedding
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_score
+from mixassay.kernels.residual_norm import residual_norm
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.norm import LayerNorm, RMSNorm
 from mixassay.registry import bind
@@ -77,8 +79,16 @@ class SwiGLU(nn.Module):
         return y
 
 
+Vectors = tuple[Tensor, Tensor | None]
+"""Weight and bias of a norm."""
+
+
 class Block(nn.Module):
-    """One residual block of the kind named by `ModelSpec.block`."""
+    """One residual block of the kind named by `ModelSpec.block`.
+
+    It is given the residual stream x and its norm h [B, T, D], which the step before has made in one pass, and returns
+    both for what comes next, whose norm is `after`.
+    """
 
     def __init__(self, spec: ModelSpec, inner: Mixer) -> None:
         super().__init__()
@@ -87,37 +97,42 @@ class Block(nn.Module):
         self.norm2 = norm(spec) if spec.block != "mamba" else None
         self.mlp = SwiGLU(spec) if spec.block == "swiglu" else None
 
-    def forward(self, x: Tensor, *changes: Tensor) -> Tensor:
-        """`changes` bool [B, T] for a mixer that is told them."""
-        y: Tensor = self.mixer(self.norm(x), *changes)
+    def forward(
+        self, x: Tensor, h: Tensor, after: Vectors, *changes: Tensor, at: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`changes` bool [B, T] for a mixer that is told them; `at` int64 [B, Q]: the only tokens that are wanted."""
+        y: Tensor = self.mixer(h, *changes)
         if y.shape != x.shape:
             name = type(self.mixer).__name__
             raise UserError(
                 f"{name}.forward returned shape {list(y.shape)} for x of shape {list(x.shape)}; both must agree"
             )
-        return self._rest(x + y)
+        return self._rest(x, y, after, at)
 
-    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
-        y, state = self.mixer.prefill(self.norm(x), self.mixer.init_state(x.shape[0]))
-        return self._rest(x + y), state
+    def prefill(self, x: Tensor, h: Tensor, after: Vectors) -> tuple[Tensor, Tensor, State]:
+        y, state = self.mixer.prefill(h, self.mixer.init_state(x.shape[0]))
+        return *self._rest(x, y, after), state
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = self.mixer.step(self.norm(x), state)
-        return self._rest(x + y), state
+    def step(self, x: Tensor, h: Tensor, after: Vectors, state: State) -> tuple[Tensor, Tensor, State]:
+        y, state = self.mixer.step(h, state)
+        return *self._rest(x, y, after), state
 
-    def _rest(self, x: Tensor) -> Tensor:
+    def _rest(self, x: Tensor, y: Tensor, after: Vectors, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What follows the mixer."""
-        if self.norm2 is None:
-            return x
-        y: Tensor = self.norm2(x, dtype=x.dtype) if self.mlp is None else self.mlp(self.norm2(x))
-        return x + y
+        inner = None
+        if self.mlp is not None:
+            x, h = residual_norm(x, y, *vectors(self.norm2))
+            y = self.mlp(h)
+        elif self.norm2 is not None:
+            inner = vectors(self.norm2)
+        return residual_norm(x, y, *after, inner=inner, at=at)
 
 
 class Model(nn.Module):
     """`make(layer)` gives the mixer of a layer; layers 0, 2, ... are hybrid layers when the model has them.
 
-    forward: tokens int64 [B, T], positions int64 [B, Q] (where to predict; None = everywhere), keep [B, T, D]
-    (dropout factors of the embeddings, or None) -> logits [B, Q or T, vocab_size], or what another `head` makes.
+    forward: tokens int64 [B, T], positions int64 [B, Q] (where to predict; None = everywhere), keep bool [B, T, D]
+    (what dropout keeps of the embeddings, or None) -> logits [B, Q or T, vocab_size], or what another `head` makes.
     """
 
     def __init__(self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer]) -> None:
@@ -129,58 +144,59 @@ class Model(nn.Module):
             self.position = nn.Embedding(max_len, spec.d_model)
             nn.init.normal_(self.position.weight, std=spec.init_std)
         self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
-        self.norm = norm(spec)
+        self.norm, self.dropout = norm(spec), spec.dropout
         self.changes: Callable[[Tensor], Tensor] | None = None
         """What tells the mixers that ask for it where the segments of rows begin: tokens -> bool [B, T]."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, keep: Tensor | None = None, head: Head = logits
     ) -> Any:
-        x = self.embedding(tokens)  # [B, T, D]
-        if self.position is not None:
-            x = x + self.position.weight[: tokens.shape[1]]
-        if keep is not None:
-            x = x * keep
-        for block in self.blocks:
-            assert isinstance(block, Block)
+        x, h = self._start(tokens, keep)
+        for block, after in self._steps():
             told = (self.changes(tokens),) if self.changes is not None and block.mixer.told_changes else ()
-            x = block(x, *told)
-        if positions is not None:
-            x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # [B, Q, D]
-        return head(self.norm(x), self.embedding.weight)
+            x, h = block(x, h, after, *told, at=positions if block is self.blocks[-1] else None)
+        return head(h, self.embedding.weight)
 
     def prefill(self, tokens: Tensor) -> tuple[Tensor, Decoding]:
         """tokens int64 [B, T] -> logits behind the last one [B, vocab_size], and the state that `step` goes on from.
         Raises `UserError` for mixers that must be told a task's changes."""
         if any(inner.told_changes for inner in self.mixers()):
             raise UserError("a mixer that is told a task's changes cannot generate: nobody tells it them")
-        T, states = tokens.shape[1], []
-        x = self.embedding(tokens)
-        if self.position is not None:
-            x = x + self.position.weight[:T]
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            x, state = block.prefill(x)
+        states = []
+        x, h = self._start(tokens)
+        for block, after in self._steps():
+            x, h, state = block.prefill(x, h, after)
             states.append(state)
-        return self._logits(x[:, -1]), (torch.full_like(tokens[:, 0], T), states)
+        return logits(h[:, -1], self.embedding.weight), (torch.full_like(tokens[:, 0], tokens.shape[1]), states)
 
     def step(self, tokens: Tensor, state: Decoding) -> tuple[Tensor, Decoding]:
         """The next token of each row, int64 [B] -> logits [B, vocab_size], and the new state."""
-        (position, states), after = state, []
+        (position, states), later = state, []
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(position)
-        for block, before in zip(self.blocks, states, strict=True):
-            assert isinstance(block, Block)
-            x, new = block.step(x, before)
-            after.append(new)
-        return self._logits(x), (position + 1, after)
+        h = self._blocks()[0].norm(x)
+        for (block, after), before in zip(self._steps(), states, strict=True):
+            x, h, new = block.step(x, h, after, before)
+            later.append(new)
+        return logits(h, self.embedding.weight), (position + 1, later)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        return logits(self.norm(x), self.embedding.weight)
+    def _start(self, tokens: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The residual stream at its beginning, and its norm for the first block."""
+        position = None if self.position is None else self.position.weight[: tokens.shape[1]]
+        weights = self.embedding.weight, position, *vectors(self._blocks()[0].norm)
+        return embedding(tokens, *weights, keep=keep, p=self.dropout)
+
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def _steps(self) -> list[tuple[Block, Vectors]]:
+        """Every block, and the norm of what comes after it."""
+        blocks = self._blocks()
+        return list(zip(blocks, [vectors(norm) for norm in (*(b.norm for b in blocks[1:]), self.norm)], strict=True))
 
     def mixers(self) -> list[Mixer]:
-        return [block.mixer for block in self.blocks if isinstance(block, Block)]
+        return [block.mixer for block in self._blocks()]
 
     @contextmanager
     def watched(self, look: Callable[[Mixer, tuple[Tensor, ...]], None]) -> Iterator[None]:
@@ -213,8 +229,12 @@ class Model(nn.Module):
         return sum(inner.live_state_bytes(T) for inner in self.mixers())
 
 
-def norm(spec: ModelSpec) -> nn.Module:
+def norm(spec: ModelSpec) -> LayerNorm | RMSNorm:
     return LayerNorm(spec.d_model) if spec.block == "zoology" else RMSNorm(spec.d_model)
+
+
+def vectors(norm: LayerNorm | RMSNorm) -> Vectors:
+    return norm.weight, norm.bias if isinstance(norm, LayerNorm) else None
 
 
 def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int) -> Model:

@@ -39,7 +39,7 @@ def batch(M=3, B=4, T=6, Q=2):
     g = torch.Generator().manual_seed(2)
     labels = torch.randint(13, (M, B, Q), generator=g)
     labels[:, 0, 1] = IGNORE
-    keep = torch.rand(M, B, T, 8, generator=g, dtype=torch.float64)
+    keep = torch.rand(M, B, T, 8, generator=g) < 0.8
     return torch.randint(13, (M, B, T), generator=g), torch.randint(T, (M, B, Q), generator=g), labels, keep
 
 
