@@ -12,7 +12,7 @@ The value is never written behind its query, so that no query helps a later one.
 from dataclasses import dataclass
 from functools import cache
 from math import log2
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch import Tensor
 from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.tasks import Rows, Split, draw_rows, task
+
+Filler = Literal["zero", "random", "random_no_keys"]
 
 
 @task("mqar")
@@ -51,7 +53,7 @@ class MQAR:
     seq_len: int = 256
     num_kv: int = 16
     power_a: float = 0.01
-    filler: Literal["zero", "random", "random_no_keys"] = "random"
+    filler: Filler = "random"
 
     def __post_init__(self) -> None:
         n, L, V = self.num_kv, self.seq_len, self.vocab_size
@@ -63,10 +65,7 @@ class MQAR:
             raise UserError(f"mqar: num_kv={n} needs seq_len >= {4 * n}, got {L}")
         if not 2 * n + 2 <= V <= 2**31:
             raise UserError(f"mqar: num_kv={n} needs vocab_size >= {2 * n + 2} and <= 2**31, got {V}")
-        if not abs(1 - self.power_a) * log2(self.slots) <= 16:  # else the weights outgrow their fixed point
-            raise UserError(f"mqar: power_a={self.power_a} is too far from 1 for the {self.slots} slots of this row")
-        if self.filler not in ("zero", "random", "random_no_keys"):
-            raise UserError(f'mqar: filler must be "zero", "random" or "random_no_keys", got "{self.filler}"')
+        check_slots("mqar", self.slots, self.power_a, self.filler)
 
     @property
     def slots(self) -> int:
@@ -92,29 +91,43 @@ class MQAR:
         for_keys, for_values, for_slots, for_filler = torch.split(words, self._words, dim=1)
         keys = 1 + draws.distinct(for_keys, n, V // 2 - 1)  # [N, n]
         values = V // 2 + draws.distinct(for_values, n, V - V // 2)
-        positions = context + 2 * self._first_slots(for_slots)
+        positions = context + 2 * first_slots(for_slots, n, self.power_a)
 
-        tokens = words.new_zeros(len(words), self.seq_len)
-        tokens[:, 0:context:2], tokens[:, 1:context:2] = keys, values
-        if self.filler == "random":
-            tokens[:, context:] = draws.below(for_filler, V)
-        if self.filler == "random_no_keys":
-            tokens[:, context:] = skip(draws.below(for_filler, V - n), keys)
+        pairs = torch.stack((keys, values), dim=2).flatten(1)
+        tokens = torch.cat((pairs, fill(self.filler, for_filler, self.seq_len - context, V, keys)), dim=1)
         tokens.scatter_(1, positions, keys)
         distance = positions - torch.arange(0, context, 2, device=words.device)
         return Rows(tokens, positions, values, {"distance": distance})
 
-    def _first_slots(self, words: Tensor) -> Tensor:
-        """n of the S slots in the order of a weighted draw without replacement, words [N, S] -> [N, n].
 
-        Each slot waits an exponential time divided by its weight; the first n to arrive are the draw (Efraimidis
-        and Spirakis 2006; the same as Gumbel top-k). The lowest bits make way for the slot's number: no ties.
-        """
-        S = words.shape[1]
-        low = (1 << (S - 1).bit_length()) - 1
-        arrival = draws.exponential(words) * handicaps(S, self.power_a, words.device)  # < 2^63
-        race = (arrival & ~low) | torch.arange(S, device=words.device)
-        return draws.sort(race)[:, : self.num_kv] & low
+def check_slots(name: str, slots: int, power_a: float, filler: str) -> None:
+    """Raises `UserError` for what cannot stand behind a context."""
+    if not abs(1 - power_a) * log2(slots) <= 16:  # else the weights outgrow their fixed point
+        raise UserError(f"{name}: power_a={power_a} is too far from 1 for the {slots} slots of this row")
+    if filler not in get_args(Filler):
+        raise UserError(f'{name}: filler must be "zero", "random" or "random_no_keys", got "{filler}"')
+
+
+def fill(kind: Filler, words: Tensor, width: int, V: int, keys: Tensor) -> Tensor:
+    """Filler [N, width] for a row with these keys [N, n], from as many words (none for "zero")."""
+    if kind == "zero":
+        return keys.new_zeros(len(keys), width)
+    if kind == "random":
+        return draws.below(words, V)
+    return skip(draws.below(words, V - keys.shape[1]), keys)
+
+
+def first_slots(words: Tensor, n: int, power_a: float) -> Tensor:
+    """n of the S slots in the order of a weighted draw without replacement, words [N, S] -> [N, n].
+
+    Each slot waits an exponential time divided by its weight; the first n to arrive are the draw (Efraimidis and
+    Spirakis 2006; the same as Gumbel top-k). The lowest bits make way for the slot's number: no ties.
+    """
+    S = words.shape[1]
+    low = (1 << (S - 1).bit_length()) - 1
+    arrival = draws.exponential(words) * handicaps(S, power_a, words.device)  # < 2^63
+    race = (arrival & ~low) | torch.arange(S, device=words.device)
+    return draws.sort(race)[:, :n] & low
 
 
 @cache
