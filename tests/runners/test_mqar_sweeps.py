@@ -1,0 +1,117 @@
+"""The shipped MQAR sweeps: every cell of theirs trains, at a size that takes a moment, and one of them all the way to
+the report beside the published table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixassay.check import check
+from mixassay.runners import train
+from mixassay.runners.plan import steps_of
+from mixassay.runners.refresh import refreshed
+from mixassay.sweep import Cell, Sweep
+
+FOLDER = Path(__file__).parents[2] / "configs/mqar"
+ONE_TABLE = ("log_linear_table", "full_table", "recall_vs_state")
+SMALL = (
+    "task.vocab_size=32",
+    "task.valid_examples=4",
+    "task.test_examples=4",
+    "train.epochs=null",
+    "train.steps=2",
+    "train.batch_size=4",
+    "seeds=[0]",
+)
+MIXTURE = "task.train_cells=[{seq_len: 16, num_kv: 2, examples: 8}, {seq_len: 32, num_kv: 4, examples: 8}]"
+FIGURE = (
+    "task.train_examples=8",
+    "sweep.grid.model.d_model=[16]",
+    "sweep.zip.scale=[{task.seq_len: 16, task.num_kv: 2}]",
+)
+
+
+def load(name: str, *overrides: str) -> Sweep:
+    return Sweep.load(FOLDER / f"{name}.yaml", overrides)
+
+
+def small_cells() -> Iterator[tuple[Sweep, Cell]]:
+    """Every cell of the four sweeps once, made small."""
+    seen = set()
+    for sweep in [*(load(name, *SMALL, MIXTURE) for name in ONE_TABLE), load("zoology_figure2", *SMALL, *FIGURE)]:
+        for cell in sweep.cells():
+            if cell.cell not in seen:
+                seen.add(cell.cell)
+                yield sweep, cell
+
+
+def test_every_cell_trains() -> None:
+    n = 0
+    for sweep, cell in small_cells():
+        outcomes = list(train.run(sweep.reported(cell, sweep.candidates()[0])))
+        assert [outcome.status for outcome in outcomes] == ["ok"], str(cell)
+        assert outcomes[0].stopped["step"] == 2
+        assert outcomes[0].state_bytes
+        n += 1
+    assert n == 15 + 9 + 14 + 4
+
+
+def test_the_protocol() -> None:
+    """702 steps an epoch (100,000 // 256 + 4 times 20,000 // 256), 32 epochs; and what one file has another shares."""
+    sweeps = {name: load(name) for name in ONE_TABLE}
+    cells = {name: {cell.cell for cell in sweep.cells()} for name, sweep in sweeps.items()}
+    for sweep in sweeps.values():
+        check(sweep)
+        assert (sweep.name, sweep.seeds, sweep.select) == ("mqar", (0, 1, 2, 3, 4), sweeps["full_table"].select)
+        assert sweep.tuned == {"train.lr": [0.001, 0.00316228, 0.01, 0.0316228]}
+        assert {steps_of(run) for cell in sweep.cells() for run in sweep.tuning(cell)} == {22464}
+    table, full, state = (cells[name] for name in ONE_TABLE)
+    assert (len(table), len(full), len(state)) == (15, 14, 22)
+    assert (len(full & table), len(state & (table | full))) == (5, 8)
+    heads = {
+        (c.sections.model.d_model, c.sections.mixer.args["heads"])
+        for c in sweeps["log_linear_table"].cells()
+        if c.sections.mixer.name.endswith("gated_deltanet")
+    }
+    assert heads == {(16, 1), (32, 2), (64, 2)}
+
+
+SMALL_TABLE = """\
+version: 1
+name: mqar
+extends: {file}
+task:
+  vocab_size: 32
+  valid_examples: 4
+  test_examples: 4
+  train_cells: [{{seq_len: 16, num_kv: 2, examples: 8}}, {{seq_len: 32, num_kv: 4, examples: 8}}]
+train: {{epochs: 2, batch_size: 4}}
+sweep:
+  grid:
+    mixer:
+      - {{name: mamba2, head_dim: 16, d_state: 16}}
+      - {{name: log_linear_mamba2, head_dim: 16, d_state: 16, levels: 6}}
+    model.d_model: [16]
+  when: [{{if: {{mixer: [mamba2, log_linear_mamba2]}}, set: {{model.block: mamba, model.hybrid: null}}}}]
+seeds: [0, 1]
+run: {{slots: 1}}
+"""
+REPORT = """\
+<!-- shows: mixassay report small.yaml --against log-linear-mqar --format md -->
+<!-- end -->
+<!-- makes: mixassay report small.yaml report.columns='[task.num_kv, model.d_model]' --plot pairs.svg -->
+"""
+
+
+def test_from_the_sweep_to_the_report(place: Any) -> None:
+    """One width, two mixers, by commands: rates are chosen, seeds run, a document's table and picture made."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    place.write(SMALL_TABLE.format(file=FOLDER / "log_linear_table.yaml"), "small.yaml")
+    done = place.run("run", "small.yaml", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert len(place.records("mqar")) == 2 * (4 + 2)
+    text = refreshed(REPORT)
+    assert "| log_linear_mamba2 | mamba2 | 16 | ours |" in text
+    assert text.count("rerun, early stop |") == 1
+    assert (place.folder / "pairs.svg").stat().st_size > 10_000
