@@ -1,0 +1,178 @@
+"""A model of ours as a language model: it goes on from prompts, and says how likely texts are.
+
+A prompt is read in one call (`Model.prefill`), of which the last position's logits are kept alone; every further token
+is one step. Prompts of one length are read together, and rows whose states have one shape take their steps together:
+of a recurrent mixer all rows, of attention those of one length. No row is ever padded, so that what a model answers
+does not depend on its neighbours.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mixassay.errors import UserError
+from mixassay.mixers import nbytes
+from mixassay.model import Decoding, Model, scores
+from mixassay.tokens import Tokenizer
+
+Precision = Literal["fp32", "bf16", "fp64"]
+READ_AT_ONCE = 2**17
+"""Tokens of prompts in one call, unless a single prompt is longer."""
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A prompt to go on from, greedily: at most `new_tokens`, and nothing from one of the texts in `stop` on."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass
+class Row:
+    """An answer on its way."""
+
+    at: int
+    wanted: Wanted
+    tokenizer: Tokenizer
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    done: bool = False
+
+    def take(self, token: int) -> None:
+        if token != self.tokenizer.end:
+            self.ids.append(token)
+        self.done = token == self.tokenizer.end or len(self.ids) >= self.wanted.new_tokens
+        if self.done or self.wanted.stop:
+            whole = self.tokenizer.decode(self.ids)
+            self.text = cut(whole, self.wanted.stop)
+            self.done |= len(self.text) < len(whole)
+
+
+@dataclass
+class Language:
+    """`batch`: rows that take their steps together. `state_bytes`: of a row after the prompts of these many tokens.
+
+    precision: "bf16" multiplies in bfloat16 (autocast) with states in float32; otherwise the model's dtype is meant.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    batch: int = 16
+    precision: Precision = "fp32"
+    state_bytes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = self.model.embedding.weight.shape[0]
+        if known < self.tokenizer.vocab_size:
+            raise UserError(f"the model knows {known} tokens and the tokenizer makes {self.tokenizer.vocab_size}")
+        self.model.eval().to(torch.float64 if self.precision == "fp64" else torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embedding.weight.device
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model can read and write, None for any number."""
+        return None if self.model.position is None else self.model.position.weight.shape[0]
+
+    @torch.inference_mode()
+    def answers(self, wanted: Sequence[Wanted]) -> list[str]:
+        """What the model writes behind each prompt. Raises `UserError` for empty prompts and too long ones."""
+        for one in wanted:
+            self._check(len(one.prompt), one.new_tokens)
+        order = sorted(range(len(wanted)), key=lambda i: -len(wanted[i].prompt))  # too little memory shows at once
+        texts = [""] * len(wanted)
+        for start in range(0, len(order), self.batch):
+            rows = [Row(i, wanted[i], self.tokenizer) for i in order[start : start + self.batch]]
+            with self._autocast():
+                for group, logits, state in self._alike(rows):
+                    self._go_on(group, logits, state)
+            for row in rows:
+                texts[row.at] = row.text
+        return texts
+
+    @torch.inference_mode()
+    def likelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+        """For each (tokens before, tokens, both at least one): the log-likelihood of the tokens, and whether each is
+        the likeliest."""
+        for before, then in pairs:
+            self._check(len(before), len(then))
+        order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        for length, same in groupby(order, key=lambda i: sum(map(len, pairs[i]))):
+            for part in parts(list(same), min(self.batch, max(1, READ_AT_ONCE // length))):
+                tokens = torch.tensor([[*pairs[i][0], *pairs[i][1]] for i in part], device=self.device)
+                most = max(len(pairs[i][1]) for i in part)
+                positions = torch.arange(length - 1 - most, length - 1, device=self.device)
+                labels = tokens[:, length - most :].clone()
+                for row, i in enumerate(part):
+                    labels[row, : most - len(pairs[i][1])] = IGNORE
+                with self._autocast():
+                    loss, right = self.model(
+                        tokens[:, :-1], positions.expand(len(part), -1), head=scores(labels, IGNORE)
+                    )
+                total = -loss.double().sum(1)
+                greedy = (right | (labels == IGNORE)).all(1)
+                for i, log_likelihood, is_greedy in zip(part, total.tolist(), greedy.tolist(), strict=True):
+                    found[i] = log_likelihood, is_greedy
+        return found
+
+    def _check(self, prompt: int, new: int) -> None:
+        if not prompt:
+            raise UserError("a prompt has no tokens: a model needs at least one to go on from")
+        if self.longest is not None and prompt + new - 1 > self.longest:  # the last token is not read
+            raise UserError(
+                f"a prompt of {prompt} tokens and {new} new ones are more than the {self.longest} positions that the "
+                "model has learned"
+            )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def _alike(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
+        """Rows whose states have one shape, their logits [B, vocab_size], and their states."""
+        read: dict[tuple[torch.Size, ...], list[tuple[list[Row], Tensor, Decoding]]] = {}
+        for length, same in groupby(rows, key=lambda row: len(row.wanted.prompt)):
+            for part in parts(list(same), max(1, READ_AT_ONCE // length)):
+                tokens = torch.tensor([row.wanted.prompt for row in part], device=self.device)
+                logits, state = self.model.prefill(tokens)
+                self.state_bytes[length] = nbytes(state[1]) // len(part)
+                shapes = tuple(x.shape[1:] for x in pytree.tree_leaves(state))
+                read.setdefault(shapes, []).append((part, logits, state))
+        for found in read.values():
+            groups, logits_of, states = zip(*found, strict=True)
+            state = pytree.tree_map(lambda *xs: torch.cat(xs), *states) if len(states) > 1 else states[0]
+            yield [row for group in groups for row in group], torch.cat(logits_of), state
+
+    def _go_on(self, rows: list[Row], logits: Tensor, state: Decoding) -> None:
+        while True:
+            token = logits[:, : self.tokenizer.vocab_size].argmax(-1)
+            for row, id in zip(rows, token.tolist(), strict=True):
+                row.take(id)
+            left = [i for i, row in enumerate(rows) if not row.done]
+            if not left:
+                return
+            if len(left) < len(rows):
+                keep = torch.tensor(left, device=self.device)
+                rows, token = [rows[i] for i in left], token[keep]
+                state = pytree.tree_map(lambda x, keep=keep: x[keep], state)
+            logits, state = self.model.step(token, state)
+
+
+def cut(text: str, stop: Iterable[str]) -> str:
+    """The text before the first of the stop strings in it."""
+    return text[: min((at for one in stop if one and (at := text.find(one)) >= 0), default=len(text))]
+
+
+def parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

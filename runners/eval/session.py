@@ -1,0 +1,261 @@
+"""`mixassay eval`: a model, the sets of a suite, canaries first, a record for each task and length as soon as it is
+there."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mixassay import provenance
+from mixassay.errors import UserError
+from mixassay.record import RunRecord
+from mixassay.runners.eval import canary, engine, hub, kept, longbench, retrieval, ruler, stock, suites
+from mixassay.runners.eval.kept import Asked, Subject
+from mixassay.runners.eval.language import Language, Precision
+from mixassay.runners.eval.opened import opened
+from mixassay.runners.eval.question import Answer, Question, Set
+from mixassay.runners.eval.suites import Suite
+from mixassay.runners.longbench.metrics.code import EditDistance
+from mixassay.runners.store import Store
+from mixassay.tasks.ruler.table import Compat
+from mixassay.tokens import Tokenizer
+
+Engine = Literal["auto", "lm-eval", "direct"]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says. `model` is "run:KEY" or "hf:PATH"; `longest` None: what the model itself says."""
+
+    model: str
+    suite: Suite
+    results: Path
+    tasks: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = (42,)
+    limit: int | None = None
+    data: Path | None = None
+    essay: tuple[str, ...] = ()
+    compat: Compat | None = None
+    edit_distance: EditDistance = "difflib"
+    tokenizer: str | None = None
+    longest: int | None = None
+    device: str = "auto"
+    batch: int = 16
+    precision: Precision = "fp32"
+    engine: Engine = "auto"
+    name: str | None = None  # of the records' suite
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass
+class Model:
+    """A model of either kind. `lm` is lm-eval's, None without lm-eval; `language` is ours, None for others."""
+
+    subject: Subject
+    tokenizer: Tokenizer
+    longest: int | None
+    lm: Any | None
+    language: Language | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def ask(self, asked: Set) -> list[Answer]:
+        if self.lm is not None:
+            return engine.ask(self.lm, asked)
+        return engine.ask_directly(self.language, asked)
+
+    def canary(self, script: Callable[[Question], str], asked: Set) -> list[Answer]:
+        if self.lm is not None:
+            return engine.ask(canary.scripted(script, asked), asked)
+        texts = [script(question) for question in asked.questions]
+        return [Answer(text, asked.score(q, text)) for q, text in zip(asked.questions, texts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one record is of, over which the canaries have sung."""
+
+    sets: tuple[Set, ...]
+    best: tuple[float, ...]
+
+    @property
+    def title(self) -> str:
+        first, rest = self.sets[0].name, len(self.sets) - 1
+        return first if not rest else f"{first} and {rest} more seed{'s' if rest > 1 else ''}"
+
+
+def evaluate(options: Options, tell: Tell) -> list[RunRecord]:
+    """Evaluate, and store. Returns the records of all that was asked, those that were stored before included.
+
+    Raises `canary.Refused` before the model is asked anything, and `UserError` for what cannot be asked.
+    """
+    plan = suites.plan(options.suite, options.tasks, options.lengths, options.data)
+    for why in plan.left_out.values():
+        tell(f"left out: {why}")
+    store, suite = Store(options.results), options.name or options.suite
+    store.check_writable()
+    stored = {record.key: record for record in store.read(suite).records}
+    model = model_of(options)
+    code = kept.code_of(model.subject)
+    env = provenance.environment(device_name(model), threads=torch.get_num_threads())
+    found = []
+
+    def done(asked: Asked) -> None:
+        label = kept.label(asked.sets, model.subject, model.options, code, env)
+        record = kept.record(label, asked, model.subject, suite, code, env)
+        kept.keep(record, asked, options.results)
+        store.append([record])
+        found.append(record)
+        tell(f"{Job(asked.sets, ()).title}: {100 * (record.metrics['test/accuracy'] or 0):.1f}, n={len(asked.pairs)}")
+
+    if options.suite == "commonsense":
+        for asked in likelihoods(options, plan, model):
+            done(asked)
+        return found
+    for job in jobs(options, plan, model, tell):
+        key = kept.label(job.sets, model.subject, model.options, code, env).key
+        if key in stored:
+            found.append(stored[key])
+            tell(f"{job.title}: stored before")
+            continue
+        start = time.perf_counter()
+        answers = tuple(tuple(model.ask(asked)) for asked in job.sets)
+        done(Asked(job.sets, answers, job.best, time.perf_counter() - start))
+    return found
+
+
+def jobs(options: Options, plan: suites.Plan, model: Model, tell: Tell) -> list[Job]:
+    """All sets, made and sung over. Those of several data seeds are one job where the model has a seed of its own."""
+    made = []
+    for sets in asked_sets(options, plan, model, tell):
+        sung = [canary.sing(asked, model.tokenizer, model.longest, model.canary) for asked in sets]
+        for asked, one in zip(sets, sung, strict=True):
+            if one.short:
+                tell(
+                    f"{asked.name}: {one.short} of {len(asked.questions)} right answers take more tokens than the task "
+                    f"allows; no model can score above {100 * one.best:.1f}"
+                )
+        best = tuple(one.best for one in sung)
+        if model.subject.seed is not None:
+            made.append(Job(tuple(sets), best))
+        else:
+            made += [Job((asked,), (one,)) for asked, one in zip(sets, best, strict=True)]
+    if not made:
+        raise UserError("nothing is left to ask: give other lengths or tasks")
+    tell(f"canaries: a copyist scored all that budgets allow, noise scored 0, in {len(made)} set(s) of {options.suite}")
+    return made
+
+
+def asked_sets(options: Options, plan: suites.Plan, model: Model, tell: Tell) -> Iterator[list[Set]]:
+    """The sets of each task and length, one for each data seed where there are any. What fits no length is left out."""
+    place = suites.place_of(options.suite, options.data)
+    for task in plan.tasks:
+        if options.suite == "longbench":
+            cut_to = model.longest
+            yield [longbench.make(task, place, options.limit, model.tokenizer, cut_to, options.edit_distance)]
+        elif options.suite == "retrieval":
+            yield [retrieval.make(task, place, options.limit, model.tokenizer)]
+        else:
+            sources = suites.sources(options.data, options.essay)
+            n, cache = options.limit or suites.SAMPLES, hidden(options.results / ".ruler")
+            for length in plan.lengths:
+                try:
+                    yield [
+                        ruler.make(task, length, seed, n, model.tokenizer, sources, cache, options.compat)
+                        for seed in options.seeds
+                    ]
+                except UserError as problem:
+                    tell(f"left out: {problem}")
+
+
+def likelihoods(options: Options, plan: suites.Plan, model: Model) -> Iterator[Asked]:
+    """lm-eval's own tasks; all canaries before the first of them."""
+    if model.lm is None:
+        raise UserError("the suite commonsense is lm-eval's: pip install 'mixassay[lm]'")
+    place = suites.place_of("commonsense", options.data)
+    tasks = {name: stock.task(name, place) for name in plan.tasks}
+    for name, task in tasks.items():
+        stock.sing(name, task, options.limit)
+    for name, task in tasks.items():
+        start = time.perf_counter()
+        asked, answers, more = stock.ask(model.lm, name, task, options.limit)
+        yield Asked((asked,), (tuple(answers),), (1.0,), time.perf_counter() - start, more)
+
+
+def hidden(folder: Path) -> Path:
+    """A folder that git does not see."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+    return folder
+
+
+def model_of(options: Options) -> Model:
+    kind, _, name = options.model.partition(":")
+    if kind not in ("run", "hf") or not name:
+        raise UserError(f"--model should be run:KEY or hf:PATH, got {options.model}")
+    return of_run(name, options) if kind == "run" else of_hub(name, options)
+
+
+def of_run(name: str, options: Options) -> Model:
+    found = opened(name, options.results, options.tokenizer, options.device, options.plugins)
+    language = Language(found.model, found.tokenizer, options.batch, options.precision)
+    config, use_lm_eval = found.about["config"], with_lm_eval(options.engine)
+    lm = None
+    if use_lm_eval:
+        from mixassay.runners.eval.adapter import Adapter
+
+        lm = Adapter(language)
+    names = [config["mixer"]["name"], *([config["model"]["hybrid"]["name"]] if config["model"]["hybrid"] else [])]
+    mixers = tuple(f"mixassay.mixers.{one}" for one in names if (provenance.PACKAGE / f"mixers/{one}.py").is_file())
+    subject = Subject(
+        sections={
+            "mixer": config["mixer"],
+            "model": config["model"],
+            "train": config["train"] | {"task": config["task"], "source": found.about["source"]},
+        },
+        seed=found.about["seed"],
+        params=sum(p.numel() for p in found.model.parameters()),
+        weights=found.sha256,
+        source=mixers,
+        state_bytes=language.state_bytes,
+    )
+    limit = min((x for x in (language.longest, options.longest) if x is not None), default=None)
+    return Model(subject, found.tokenizer, limit, lm, language, settings(options))
+
+
+def of_hub(path: str, options: Options) -> Model:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}[options.precision]
+    lm, tokenizer = hub.opened(path, device, options.batch, dtype, options.longest)
+    subject = Subject(
+        sections={"mixer": {"name": f"hf:{Path(path).name}"}, "model": {"hf": Path(path).name}, "train": {}},
+        seed=None,
+        params=sum(p.numel() for p in lm.model.parameters()),
+        weights=hub.weights(path),
+        source=("mixassay.runners.eval.hub",),
+    )
+    return Model(subject, tokenizer, int(lm.max_length), lm, options=settings(options))
+
+
+def settings(options: Options) -> dict[str, Any]:
+    """What of the evaluation can move numbers, beside the sets."""
+    return {"precision": options.precision}
+
+
+def with_lm_eval(engine: Engine) -> bool:
+    if engine != "auto":
+        return engine == "lm-eval"
+    try:
+        return bool(version("lm_eval"))
+    except PackageNotFoundError:
+        return False
+
+
+def device_name(model: Model) -> str:
+    device = model.language.device if model.language is not None else torch.device(model.lm.device)  # type: ignore[union-attr]
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
