@@ -155,7 +155,7 @@ class Worker:
 
         plug_ins.load(plugins)
         self.store, self.every, self.keep_weights = Store(results), every, keep_weights
-        self.language = language | {"plugins": tuple(plugins)}
+        self.language: dict[str, Any] = {**language, "plugins": tuple(plugins)}
         self.recorder = Recorder(self.name, threads=self.threads, plugins=map(Path, files))
         for sections, source in kinds:
             spec = Sections.model_validate_json(json.dumps(sections))

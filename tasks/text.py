@@ -138,22 +138,22 @@ class Text:
         return corpus.tokenizer(self.tokenizer, self.files, self.held_out)
 
     def _ids(self, split: Split) -> Tensor:
-        return encoded(self.files, self.held_out, self._tokenizer, split)
+        return encoded(self.files, self.held_out, self.tokenizer, split)
 
     def _sampler(self, split: Split) -> Sampler:
-        return sampler(self.samples, self._tokenizer, self.files, self.held_out, split)
+        return sampler(self.samples, self.files, self.held_out, self.tokenizer, split)
 
 
 @cache
-def encoded(files: tuple[str, ...], held_out: float, tokenizer: Tokenizer, split: Split) -> Tensor:
+def encoded(files: tuple[str, ...], held_out: float, tokenizer: str, split: Split) -> Tensor:
     """A split's part of all files, an end of text behind each: int32 [tokens]."""
+    words = corpus.tokenizer(tokenizer, files, held_out)
     parts = corpus.read(files, held_out).part(split)
-    return torch.cat([torch.tensor([*tokenizer.encode(text), tokenizer.end], dtype=torch.int32) for text in parts])
+    return torch.cat([torch.tensor([*words.encode(text), words.end], dtype=torch.int32) for text in parts])
 
 
 @cache
-def sampler(
-    names: tuple[str, ...], tokenizer: Tokenizer, files: tuple[str, ...], held_out: float, split: Split
-) -> Sampler:
+def sampler(names: tuple[str, ...], files: tuple[str, ...], held_out: float, tokenizer: str, split: Split) -> Sampler:
     prose = "\n".join(corpus.read(files, held_out).part(split))
-    return Sampler(names, tokenizer, prose, len(prose) / len(encoded(files, held_out, tokenizer, split)))
+    per_token = len(prose) / len(encoded(files, held_out, tokenizer, split))
+    return Sampler(names, corpus.tokenizer(tokenizer, files, held_out), prose, per_token)

@@ -74,7 +74,7 @@ def score(model: Model, rows: Rows, device: str, autocast: torch.dtype | None) -
 
         def head(h: Tensor, weight: Tensor, its: Tensor = its) -> tuple[Tensor, Tensor]:
             size = max(1, LOGITS_AT_ONCE // len(weight))
-            pieces = zip(h.flatten(0, 1).split(size), its.flatten().split(size), strict=True)
+            pieces = zip(torch.split(h.flatten(0, 1), size), torch.split(its.flatten(), size), strict=True)
             made = [linear_cross_entropy_score(h, weight, y, ignore_index=IGNORE) for h, y in pieces]
             loss, right = (torch.cat(x).view_as(its) for x in zip(*made, strict=True))
             return loss, right

@@ -31,7 +31,7 @@ def token_losses(h: Tensor, weight: Tensor, labels: Tensor, at_once: int = LOGIT
     rows = max(1, at_once // len(weight))
     if len(h) <= rows:
         return linear_cross_entropy(h, weight, labels, ignore_index=IGNORE)
-    pieces = zip(h.split(rows), labels.split(rows), strict=True)
+    pieces = zip(torch.split(h, rows), torch.split(labels, rows), strict=True)
     return torch.cat([_again(piece, weight, its) for piece, its in pieces])
 
 

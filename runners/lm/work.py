@@ -25,9 +25,9 @@ def per_token(model: nn.Module, spec: ModelSpec, mixer: MixerSpec, T: int) -> fl
 def _pairs(mixer: MixerSpec, d_model: int, T: int) -> float:
     if mixer.name != "attention":
         return 0.0
-    heads, args = mixer.args.get("heads", 1), mixer.args
-    width = heads * (args.get("head_dim") or d_model // heads)
-    window = args.get("window") or T
+    heads: int = mixer.args.get("heads", 1)
+    width: int = heads * (mixer.args.get("head_dim") or d_model // heads)
+    window: int = mixer.args.get("window") or T
     seen = T / 2 if window >= T else window * (1 - window / (2 * T))  # tokens before one, on average
     return 6.0 * 2 * width * seen
 
