@@ -1,18 +1,21 @@
-"""The shipped MQAR sweeps: every cell of theirs trains, at a size that takes a moment, and one of them all the way to
-the report beside the published table."""
+"""The shipped MQAR sweeps: every cell trains, at a size that takes a moment, and the records become a report beside the
+published table."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mixassay.check import check
 from mixassay.runners import train
 from mixassay.runners.plan import steps_of
+from mixassay.runners.recorder import Recorder
 from mixassay.runners.refresh import refreshed
+from mixassay.runners.store import Store
 from mixassay.sweep import Cell, Sweep
 
+NAMES = ("attention", "mamba2", "log_linear_mamba2", "gated_deltanet", "log_linear_gated_deltanet")
 FOLDER = Path(__file__).parents[2] / "configs/mqar"
 ONE_TABLE = ("log_linear_table", "full_table", "recall_vs_state")
 SMALL = (
@@ -77,41 +80,25 @@ def test_the_protocol() -> None:
     assert heads == {(16, 1), (32, 2), (64, 2)}
 
 
-SMALL_TABLE = """\
-version: 1
-name: mqar
-extends: {file}
-task:
-  vocab_size: 32
-  valid_examples: 4
-  test_examples: 4
-  train_cells: [{{seq_len: 16, num_kv: 2, examples: 8}}, {{seq_len: 32, num_kv: 4, examples: 8}}]
-train: {{epochs: 2, batch_size: 4}}
-sweep:
-  grid:
-    mixer:
-      - {{name: mamba2, head_dim: 16, d_state: 16}}
-      - {{name: log_linear_mamba2, head_dim: 16, d_state: 16, levels: 6}}
-    model.d_model: [16]
-  when: [{{if: {{mixer: [mamba2, log_linear_mamba2]}}, set: {{model.block: mamba, model.hybrid: null}}}}]
-seeds: [0, 1]
-run: {{slots: 1}}
-"""
 REPORT = """\
-<!-- shows: mixassay report small.yaml --against log-linear-mqar --format md -->
+<!-- shows: mixassay report {file} {more} --against log-linear-mqar --format md -->
 <!-- end -->
-<!-- makes: mixassay report small.yaml report.columns='[task.num_kv, model.d_model]' --plot pairs.svg -->
+<!-- makes: mixassay report {file} {more} report.columns='[task.num_kv, model.d_model]' --plot pairs.svg -->
 """
 
 
-def test_from_the_sweep_to_the_report(place: Any) -> None:
-    """One width, two mixers, by commands: rates are chosen, seeds run, a document's table and picture made."""
+def test_from_runs_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The five rows at width 16: records of real runs, then a document's table and picture."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    place.write(SMALL_TABLE.format(file=FOLDER / "log_linear_table.yaml"), "small.yaml")
-    done = place.run("run", "small.yaml", "--device", "cpu")
-    assert done.code == 0, done.err
-    assert len(place.records("mqar")) == 2 * (4 + 2)
-    text = refreshed(REPORT)
-    assert "| log_linear_mamba2 | mamba2 | 16 | ours |" in text
-    assert text.count("rerun, early stop |") == 1
-    assert (place.folder / "pairs.svg").stat().st_size > 10_000
+    monkeypatch.chdir(tmp_path)
+    sweep = load("log_linear_table", *SMALL, MIXTURE)
+    recorder, store = Recorder("cpu", threads=1), Store("results")
+    for cell in sweep.only({"model.d_model": 16}).cells():
+        runs = sweep.reported(cell, sweep.candidates()[0])
+        store.append([recorder.outcome(outcome) for outcome in train.run(runs)])
+    more = shlex.join([*SMALL, MIXTURE])
+    text = refreshed(REPORT.format(file=FOLDER / "log_linear_table.yaml", more=more))
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[1:6]] == [f"| {name}" for name in NAMES]
+    assert any(row.startswith("|  |  |  | published | +9.0 | ") for row in rows)
+    assert (tmp_path / "pairs.svg").stat().st_size > 10_000
