@@ -72,6 +72,7 @@ class Shade:
     cell: str
     points: bool
     where: str
+    samples: int | None = None  # that the mean is over, where these are counted and not seeds
 
     @property
     def text(self) -> str:
@@ -82,6 +83,8 @@ class Shade:
 
     @property
     def count(self) -> str:
+        if self.samples is not None:
+            return f"n={self.samples}"
         n = self.moments.n if self.moments else 0
         return f"n={n}" if n == self.seeds else f"{n}/{self.seeds}"
 
