@@ -97,6 +97,11 @@ def changes(spec: TaskSpec) -> Openings | None:
     return found.pop() if len(found) == 1 else None
 
 
+def decodes(spec: TaskSpec) -> bool:
+    """Whether the task's answers are all read from one vector (`readout.py`)."""
+    return bool(getattr(task[spec.name], "decodes", False))
+
+
 @lru_cache(maxsize=8)
 def seeds_on(device: str, seeds: tuple[int, ...]) -> Tensor:
     """int64 [M], made once: copying them to a GPU in every step would wait for it."""

@@ -25,7 +25,7 @@ from mixassay.runners.optim import AdamW
 from mixassay.runners.outcome import Keep, Outcome
 from mixassay.runners.schedule import schedule
 from mixassay.runners.stack import Mode, Stack
-from mixassay.runners.stream import Stream, changes, seeds_on
+from mixassay.runners.stream import Stream, changes, decodes, seeds_on
 from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 50
@@ -250,7 +250,7 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             for spec in self.specs:
                 torch.manual_seed(draws.derive(spec.seed, "init"))
-                model = build(spec.model, spec.mixer, vocab_size, max_len).to(self.device, dtype)
+                model = build(spec.model, spec.mixer, vocab_size, max_len, decodes(spec.task)).to(self.device, dtype)
                 model.changes = changes(spec.task)
                 model.calibrate(self.stream.rows(0, (spec.seed,), self.device).tokens)
                 models.append(model)

@@ -22,7 +22,7 @@ from mixassay.errors import UserError
 from mixassay.model import Model, build
 from mixassay.provenance import source_of
 from mixassay.runners import checkpoint
-from mixassay.runners.stream import changes
+from mixassay.runners.stream import changes, decodes
 from mixassay.spec import RunSpec, Sections
 
 HEADER = "mixassay"
@@ -81,7 +81,7 @@ def rebuilt(about: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Mo
     words, longest = (tensors[f"{name}.weight"].shape[0] if f"{name}.weight" in tensors else 1 for name in EMBEDDINGS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draws.derive(about["seed"], "init"))
-        model = build(spec.model, spec.mixer, words, longest)
+        model = build(spec.model, spec.mixer, words, longest, decodes(spec.task))
     model.changes = changes(spec.task)
     model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32)
     own = dict(model.named_parameters()) | dict(model.named_buffers())

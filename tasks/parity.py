@@ -61,19 +61,11 @@ class Parity:
     def _draw(self, words: Tensor) -> Rows:
         length = self.min_len + draws.below(words[:, :1], self.seq_len - self.min_len + 1)
         bits = words[:, 1:] >> 31
+        sums = bits.cumsum(1) % 2
         at = torch.arange(self.seq_len, device=words.device).expand_as(bits)
-        return asked(bits.masked_fill(at >= length, PAD), bits.cumsum(1) % 2, length, self.ask)
-
-
-def asked(tokens: Tensor, answers: Tensor, length: Tensor, ask: Literal["end", "every"], step: int = 1) -> Rows:
-    """Rows of which answers [N, T] are the labels: at the last token of `length` [N, 1], or at every `step`-th."""
-    if ask == "end":
-        return Rows(tokens, length - 1, answers.gather(1, length - 1), {"length": length})
-    positions = torch.arange(0, tokens.shape[1], step, device=tokens.device).expand(len(tokens), -1)
-    behind = positions >= length
-    return Rows(
-        tokens,
-        positions.masked_fill(behind, 0),
-        answers[:, ::step].masked_fill(behind, IGNORE),
-        {"length": (positions + 1).masked_fill(behind, 0)},
-    )
+        behind = at >= length
+        tokens = bits.masked_fill(behind, PAD)
+        if self.ask == "end":
+            return Rows(tokens, length - 1, sums.gather(1, length - 1), {"length": length})
+        slices = {"length": (at + 1).masked_fill(behind, 0)}
+        return Rows(tokens, at.masked_fill(behind, 0), sums.masked_fill(behind, IGNORE), slices)

@@ -25,6 +25,7 @@ from mixassay.kernels.linear_cross_entropy import linear_cross_entropy, linear_c
 from mixassay.kernels.residual_norm import residual_norm
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.norm import LayerNorm, RMSNorm
+from mixassay.readout import Decoder
 from mixassay.registry import bind
 from mixassay.spec import MixerSpec, ModelSpec
 
@@ -135,7 +136,9 @@ class Model(nn.Module):
     (what dropout keeps of the embeddings, or None) -> logits [B, Q or T, vocab_size], or what another `head` makes.
     """
 
-    def __init__(self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer]) -> None:
+    def __init__(
+        self, spec: ModelSpec, vocab_size: int, max_len: int, make: Callable[[int], Mixer], decodes: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, spec.d_model)
         nn.init.normal_(self.embedding.weight, std=spec.init_std)
@@ -145,6 +148,7 @@ class Model(nn.Module):
             nn.init.normal_(self.position.weight, std=spec.init_std)
         self.blocks = nn.ModuleList(Block(spec, make(layer)) for layer in range(spec.n_layers))
         self.norm, self.dropout = norm(spec), spec.dropout
+        self.decoder = Decoder(spec.d_model) if decodes else None
         self.changes: Callable[[Tensor], Tensor] | None = None
         """What tells the mixers that ask for it where the segments of rows begin: tokens -> bool [B, T]."""
 
@@ -155,11 +159,13 @@ class Model(nn.Module):
         for block, after in self._steps():
             told = (self.changes(tokens),) if self.changes is not None and block.mixer.told_changes else ()
             x, h = block(x, h, after, *told, at=positions if block is self.blocks[-1] else None)
-        return head(h, self.embedding.weight)
+        return head(h if self.decoder is None else self.decoder(h), self.embedding.weight)
 
     def prefill(self, tokens: Tensor) -> tuple[Tensor, Decoding]:
         """tokens int64 [B, T] -> logits behind the last one [B, vocab_size], and the state that `step` goes on from.
-        Raises `UserError` for mixers that must be told a task's changes."""
+        Raises `UserError` for mixers that must be told a task's changes, and for a model with a decoder."""
+        if self.decoder is not None:
+            raise UserError("a model that reads whole rows from one vector cannot generate")
         if any(inner.told_changes for inner in self.mixers()):
             raise UserError("a mixer that is told a task's changes cannot generate: nobody tells it them")
         states = []
@@ -237,7 +243,7 @@ def vectors(norm: LayerNorm | RMSNorm) -> Vectors:
     return norm.weight, norm.bias if isinstance(norm, LayerNorm) else None
 
 
-def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int) -> Model:
+def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int, decodes: bool = False) -> Model:
     """The model of a run, initialised from torch's global generator (seed it, inside `fork_rng`, before calling)."""
 
     def make(layer: int) -> Mixer:
@@ -247,4 +253,4 @@ def build(model: ModelSpec, mixer_spec: MixerSpec, vocab_size: int, max_len: int
         made.d_model = model.d_model  # a mixer of a few lines need not keep it itself
         return made
 
-    return Model(model, vocab_size, max_len, make)
+    return Model(model, vocab_size, max_len, make, decodes)
