@@ -61,6 +61,7 @@ OTHER: dict[str, Any] = {
     "train.clip": 0.5,
     "train.precision": "bf16",
     "train.eval_every": 3,
+    "train.loop": "lm",
     "train.stop": {"above": 0.5},
     "train.stop.metric": "valid/loss",
     "train.stop.above": 0.5,

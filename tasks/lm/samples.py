@@ -24,6 +24,8 @@ from mixassay.tokens import Tokenizer
 NAMES = tuple(name for name, task in TASKS.items() if not isinstance(task, QA))
 """Tasks that need no file of questions."""
 
+TRIES = 8
+
 
 @dataclass(frozen=True)
 class Passage(Sources):
@@ -50,7 +52,7 @@ class Sampler:
         chance = Chance(seed, index, "text", length)
         task = self.names[chance.below("task", 1, len(self.names))[0]]
         ruler = Ruler(task, length, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
-        sample = ruler.sample(index)
+        sample = fitting(ruler, index)
         prompt = self.tokenizer.encode(sample.prompt)
         answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")
         return [*prompt, *answer, self.tokenizer.end], len(prompt)
@@ -60,6 +62,16 @@ class Sampler:
         size = int(1.5 * self.per_token * length) + 100
         start = chance.below("passage", 1, max(1, len(self.prose) - size))[0]
         return Prose(Source("the text", self.prose[start : start + size].partition(" ")[2].encode()))
+
+
+def fitting(ruler: Ruler, index: int) -> Sample:
+    """Where a length is so short that some keys are too long for it, the first of a few samples that fits."""
+    for number in range(TRIES * index, TRIES * index + TRIES - 1):
+        try:
+            return ruler.sample(number)
+        except UserError:
+            continue
+    return ruler.sample(TRIES * index + TRIES - 1)
 
 
 def in_order(sample: Sample) -> list[str]:

@@ -1,0 +1,196 @@
+"""The language models' loop against the stack's, one process against two, and a run that was stopped against none."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from mixassay.errors import UserError
+from mixassay.model import build
+from mixassay.runners import train as stacks
+from mixassay.runners.lm import evaluate, loss, work
+from mixassay.runners.lm.ranks import Ranks
+from mixassay.runners.lm.train import How, run
+from mixassay.runners.lm.training import Training
+from mixassay.runners.outcome import Interrupted
+from mixassay.spec import MixerSpec, ModelSpec, RunSpec, TaskSpec, TrainSpec
+from mixassay.tasks import IGNORE, Rows
+
+MODEL = ModelSpec(d_model=16, n_layers=2, block="swiglu")
+TRAIN = TrainSpec(
+    steps=12, batch_size=4, lr=3e-3, betas=(0.9, 0.95), warmup=0.2, clip=0.5, precision="fp64", eval_every=6, loop="lm"
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "a.txt"
+    file.write_text("".join(f"{n} bottles of beer on the wall, {n * n}.\n" for n in range(600)))
+    cells = {"eval_cells": ({"seq_len": 48}, {"seq_len": 96})}
+    args = {"files": [str(file)], "tokenizer": "bytes", "seq_len": 48}
+    return TaskSpec(name="text", valid_examples=4, test_examples=4, **cells, **args)
+
+
+def spec(task, mixer="linear_attention", **changes):
+    named = MixerSpec(name=mixer)
+    return RunSpec(suite="t", task=task, mixer=named, model=MODEL, train=TRAIN.model_copy(update=changes), seed=0)
+
+
+def facts(outcome):
+    names = ("status", "metrics", "eval", "curve", "stopped", "weights", "state_bytes")
+    return {name: getattr(outcome, name) for name in names} | {"positions": outcome.language["positions"]}
+
+
+def trained(spec, **how):
+    (outcome,) = run([spec], how=How(**how))
+    return outcome
+
+
+def interrupted(spec, folder, step, how):
+    """A run that is told to stop at this step, and goes on."""
+    count = itertools.count(1)
+    with pytest.raises(Interrupted):
+        list(run([spec], checkpoint=folder, should_stop=lambda: next(count) == step, how=how[0]))
+    (outcome,) = run([spec], checkpoint=folder, how=how[1])
+    assert not folder.exists(), "the checkpoint is gone"
+    return outcome
+
+
+@pytest.mark.parametrize("mixer", ["attention", "mamba2"])
+def test_it_trains_as_the_stack_does(mixer):
+    """The same task, whose rows all have as many labels: the same losses and weights to 1e-9."""
+    sizes = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
+    task = TaskSpec(name="mqar", train_examples=64, valid_examples=40, test_examples=50, **sizes)
+    (stacked,) = stacks.run([spec(task, mixer, loop="stack")])
+    alone = trained(spec(task, mixer))
+    assert alone.curve["step"] == stacked.curve["step"]
+    for name in ("train/loss", "valid/loss", "valid/accuracy"):
+        assert alone.curve[name] == pytest.approx(stacked.curve[name], abs=1e-9), name
+    for name, value in stacked.metrics.items():
+        assert alone.metrics[name] == pytest.approx(value, abs=1e-9), name
+    assert alone.state_bytes == stacked.state_bytes
+    assert alone.params == stacked.params
+
+
+def test_micro_batches_add_up_to_the_batch(text):
+    """Also where rows have different numbers of labels."""
+    changes = {"seq_len": 760, "samples": ["niah_single_1"], "eval_cells": (), "valid_examples": 1}
+    packed = TaskSpec.model_validate(text.model_dump() | changes)
+    whole = Training(spec(packed), "cpu", Ranks())
+    pieces = Training(spec(packed), "cpu", Ranks(), micro_batch=1)
+    for _ in range(2):
+        whole.advance()
+        pieces.advance()
+    for a, b in zip(whole.model.parameters(), pieces.model.parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-12
+    assert float(whole.loss_sum) == pytest.approx(float(pieces.loss_sum), abs=1e-12)
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(text, tmp_path):
+    for mixer, step in (("log_linear_mamba2", 4), ("gated_deltanet", 7)):
+        run_spec = spec(text, mixer, precision="fp32")
+        straight = trained(run_spec)
+        resumed = interrupted(run_spec, tmp_path / mixer, step, (How(), How()))
+        assert facts(resumed) == facts(straight)
+
+
+def test_two_processes_equal_one(text, tmp_path):
+    """And a run that two of them have begun is ended by one."""
+    run_spec = spec(text, "mamba2")
+    alone = trained(run_spec)
+    begun = interrupted(run_spec, tmp_path / "state", 7, (How(ranks=2, micro_batch=1), How()))
+    for name, values in alone.curve.items():
+        assert begun.curve[name] == pytest.approx(values, abs=1e-10), name
+    assert begun.metrics == pytest.approx(alone.metrics, abs=1e-10)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    with pytest.raises(UserError, match="batch_size=4 must be a multiple of run"):
+        Ranks(0, 3).part(4)
+    assert [Ranks(rank, 2).part(4) for rank in range(2)] == [slice(0, 2), slice(2, 4)]
+
+
+def test_divergence_is_an_outcome(text):
+    outcome = trained(spec(text, lr=1e200, clip=None, warmup=0.0))
+    assert outcome.status == "diverged"
+    assert outcome.stopped["step"] <= 6
+    assert outcome.metrics == {}
+
+
+@pytest.mark.parametrize("at_once", [1, 35, 10_000])
+def test_the_loss_in_pieces_is_the_loss(at_once):
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(11, 6, generator=g, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(7, 6, generator=g, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(7, (11,), generator=g)
+    labels[3] = IGNORE
+    up = torch.randn(11, generator=g, dtype=torch.float64)
+    expected = cross_entropy(h @ weight.T, labels, reduction="none", ignore_index=IGNORE)
+    found = loss.token_losses(h, weight, labels, at_once)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    wanted = torch.autograd.grad(expected, (h, weight), up)
+    for a, b in zip(torch.autograd.grad(found, (h, weight), up), wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_every_row_weighs_the_same():
+    g = torch.Generator().manual_seed(1)
+    h, weight = torch.randn(2, 5, 4, generator=g), torch.randn(9, 4, generator=g)
+    labels = torch.tensor([[1, 2, 3, 4, 5], [IGNORE, IGNORE, 8, IGNORE, IGNORE]])
+    rows = loss.row_losses(labels)(h, weight)
+    assert rows[0].item() == pytest.approx(cross_entropy(h[0] @ weight.T, labels[0]).item(), abs=1e-6)
+    assert rows[1].item() == pytest.approx(cross_entropy(h[1, 2:3] @ weight.T, labels[1, 2:3]).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("T", [1, 2, 9, 700])
+def test_loss_by_position_is_a_running_mean(T):
+    each = torch.randn(T, generator=torch.Generator().manual_seed(T), dtype=torch.float64)
+    found = evaluate.by_position(each)
+    half = found["window"] // 2
+    assert found["window"] % 2 == 1
+    assert found["at"][0] == 0
+    assert found["at"][-1] == T - 1
+    for at, value in zip(found["at"], found["loss"], strict=True):
+        near = each[max(0, at - half) : at + half + 1]
+        assert value == pytest.approx(near.mean().item(), abs=1e-12)
+
+
+def test_an_answer_is_right_if_all_of_it_is():
+    labelled = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 1]]).bool()
+    right = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 0, 0, 0]]).bool()
+    assert evaluate.answer_accuracy(labelled, right) == 0.5, "the second and third of four"
+    labels = torch.where(labelled, 1, IGNORE)
+    rows = Rows(torch.zeros(2, 5).long(), torch.arange(5).expand(2, 5), labels)
+    found = evaluate.summary(rows, torch.where(labelled, 0.5, 0.0).double(), right)
+    assert found == {"rows": 2, "scored": 6, "accuracy": pytest.approx(4 / 6), "loss": 0.5, "answer_accuracy": 0.5}
+
+
+def test_scores_of_held_out_text_are_those_of_its_logits(text):
+    training = Training(spec(text), "cpu", Ranks())
+    rows = training.valid[0].rows
+    each, right = evaluate.score(training.model, rows, "cpu", None)
+    with torch.no_grad():
+        logits = training.model(rows.tokens)
+    expected = cross_entropy(logits.flatten(0, 1), rows.labels.flatten(), reduction="none").view_as(each)
+    torch.testing.assert_close(each, expected, rtol=0, atol=1e-9)
+    assert torch.equal(right, logits.argmax(-1) == rows.labels)
+    cells, positions, metrics = evaluate.evaluate(training.model, training.valid, "valid", "cpu", None)
+    assert [cell["cell"] for cell in cells] == [{"seq_len": 48}, {"seq_len": 96}]
+    assert [len(p["at"]) for p in positions] == [48, 96]
+    assert metrics["valid/loss"] == pytest.approx((cells[0]["loss"] + cells[1]["loss"]) / 2)
+    assert metrics["valid/bits_per_byte"] == pytest.approx(metrics["valid/loss"] / math.log(2))
+
+
+def test_work_of_a_token():
+    """By hand: D = 16, attention 16 x 48 and 16 x 16, SwiGLU 16 x 80 and 40 x 16 (hidden 40), 50 words."""
+    one = ModelSpec(d_model=16, n_layers=1, block="swiglu", mlp_ratio=3.75, positions="learned")
+    full, near = (MixerSpec(name="attention", heads=2, **more) for more in ({}, {"window": 8}))
+    model = build(one, full, 50, 64)
+    weights = 16 * 48 + 16 * 16 + 16 * 80 + 40 * 16 + 50 * 16
+    assert work.per_token(model, one, full, 64) == 6 * weights + 6 * 2 * 16 * 32
+    assert work.per_token(model, one, near, 64) == 6 * weights + 6 * 2 * 16 * (8 - 0.5)
+    assert work.per_token(model, one, MixerSpec(name="mamba2"), 64) == 6 * weights
+    assert work.peak("NVIDIA H200") == 989.4e12
+    assert work.peak("cpu") is None
