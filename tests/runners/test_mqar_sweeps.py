@@ -72,6 +72,10 @@ def test_the_protocol() -> None:
     table, full, state = (cells[name] for name in ONE_TABLE)
     assert (len(table), len(full), len(state)) == (15, 14, 22)
     assert (len(full & table), len(state & (table | full))) == (5, 8)
+    for cell in (cell for sweep in sweeps.values() for cell in sweep.cells()):
+        mamba = "mamba2" in cell.sections.mixer.name
+        model = cell.sections.model
+        assert (model.block == "mamba", model.hybrid is None, model.dropout == 0) == (mamba, mamba, mamba)
     heads = {
         (c.sections.model.d_model, c.sections.mixer.args["heads"])
         for c in sweeps["log_linear_table"].cells()
