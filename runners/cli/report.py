@@ -1,5 +1,6 @@
 """`mixassay report`: the table of what is stored."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,8 +13,9 @@ from mixassay.runners import bench_plot, bench_records, bench_report, export, fi
 from mixassay.runners import plot as pictures
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load, texts
+from mixassay.runners.eval import table as evaluations
 from mixassay.runners.marks import Kind
-from mixassay.runners.store import Store
+from mixassay.runners.store import Store, read_shards
 
 Format = Literal["rich", "md", "latex", "csv", "json"]
 
@@ -46,7 +48,13 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Print the table of a sweep from what is stored, or of a benchmark's records (FILE.jsonl). Trains nothing."""
+    """Print the table of a sweep from what is stored, of a benchmark's records (FILE.jsonl), or of the evaluations in a
+    folder of results (results/niah; --plot draws depth by length). Trains nothing."""
+    if Path(file).is_dir():
+        if overrides or write or any(option is not None for option in (only, seeds, against, html, figure)):
+            raise UserError(f"{file} holds evaluations, to which only --format and --plot apply")
+        report_evaluations(Path(file), format, plot)
+        return
     if file.endswith(".jsonl"):
         given = (only, seeds, against, html, figure)
         if overrides or write or any(option is not None for option in given):
@@ -105,6 +113,24 @@ def report_bench(path: Path, format: Format, plot: Path | None) -> None:
         print_grids(bench_report.tables(records, warnings), format)
     if plot is not None:
         bench_plot.plot(records, plot)
+        Console(stderr=True).print(f"drawn to {plot}", highlight=False)
+
+
+def report_evaluations(folder: Path, format: Format, plot: Path | None) -> None:
+    if plot is not None:
+        pictures.check(plot)
+    stored = read_shards(sorted(folder.rglob("*.jsonl")))
+    found = evaluations.collect(stored.records)
+    if format == "json":
+        print(json.dumps(evaluations.long_form(found), indent=1))
+    elif format == "csv":
+        print(export.csv_text(evaluations.long_form(found)), end="")
+    else:
+        print_grids([evaluations.grid(found)], format)
+    for warning in stored.warnings:
+        Console(stderr=True).print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    if plot is not None:
+        pictures.plot(evaluations.heatmap(found), plot)
         Console(stderr=True).print(f"drawn to {plot}", highlight=False)
 
 

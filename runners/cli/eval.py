@@ -1,0 +1,143 @@
+"""`mixassay eval`: language models on RULER, LongBench, common sense and in-context retrieval."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from mixassay.errors import UserError
+from mixassay.record import RunRecord
+from mixassay.runners.cli import RESULTS, AsJson, Results, app
+from mixassay.runners.cli.report import print_grids
+from mixassay.runners.eval import table
+
+
+@app.command("eval")
+def eval_(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="run:KEY|hf:PATH",
+            help="A kept run (run.keep_weights), by the start of its key or its file; or a folder of the Hugging Face "
+            "library.",
+        ),
+    ],
+    suite: Annotated[
+        Literal["ruler", "niah", "longbench", "commonsense", "retrieval"], typer.Option("--suite", help="What to ask.")
+    ],
+    tasks: Annotated[str | None, typer.Option(metavar="TASK,...", help="These of the suite's tasks only.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Of ruler and niah, in the model's tokens: 512,1024 or 1K,16K.  [4K; niah: 4K,8K,16K]"
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples a task, length and seed.  [ruler, niah: 100; others: all]"),
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N,...", help="Of the samples that are made.")] = "42",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="DIR/longbench, DIR/squad and so on; what is missing is said.", exists=True),
+    ] = None,
+    essay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A haystack of RULER: on_liberty, moby_dick, or a file.  [both]"),
+    ] = None,
+    compat: Annotated[
+        Literal["ruler", "lm-eval"] | None, typer.Option(help="Samples as this public generator makes them.")
+    ] = None,
+    edit_distance: Annotated[Literal["difflib", "levenshtein"], typer.Option(help="Of LongBench's code.")] = "difflib",
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="bytes|PATH", help="Of a run that does not say: bytes, or a tokenizer.json.")
+    ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option("--max-length", min=2, help="Tokens the model reads: longer LongBench prompts lose their middle."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows that take their steps together.")] = 16,
+    precision: Annotated[Literal["fp32", "bf16", "fp64"], typer.Option(help="Of products.")] = "fp32",
+    engine: Annotated[
+        Literal["auto", "lm-eval", "direct"],
+        typer.Option(help="direct: without lm-eval, to the same answers.  [lm-eval where it is installed]"),
+    ] = "auto",
+    name: Annotated[str | None, typer.Option("--name", help="Of the records' folder.  [the suite]")] = None,
+    plugins: Annotated[
+        list[str] | None, typer.Option("--plugin", metavar="FILE|MODULE", help="What the run's mixer needs.")
+    ] = None,
+    results: Results = RESULTS,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a language model; print and store a score for each task and length.
+
+    Before it is asked anything, a model that copies the right answers must score 100 and one that writes noise 0. Works
+    without network. `mixassay report DIR/NAME` prints what is stored, its --plot draws depth by length.
+
+    Exit code: 0 done; 2 a mistake in the command or missing data; 4 a canary died, and no number was printed.
+    """
+    from mixassay.runners.eval.canary import Refused
+    from mixassay.runners.eval.session import Options, evaluate  # imports torch
+
+    options = Options(
+        model=model,
+        suite=suite,
+        results=results,
+        tasks=words(tasks),
+        lengths=tuple(length(text) for text in words(lengths)),
+        seeds=tuple(number(text) for text in words(seeds)),
+        limit=limit,
+        data=data,
+        essay=tuple(essay or ()),
+        compat=compat,
+        edit_distance=edit_distance,
+        tokenizer=tokenizer,
+        longest=longest,
+        device=device,
+        batch=batch,
+        precision=precision,
+        engine=engine,
+        name=name,
+        plugins=tuple(plugins or ()),
+    )
+    errors = Console(stderr=True)
+
+    def tell(text: str) -> None:
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        records = evaluate(options, tell)
+    except Refused as problem:
+        tell(str(problem))
+        raise typer.Exit(4) from None
+    show(records, as_json)
+
+
+def show(records: list[RunRecord], as_json: bool) -> None:
+    found = table.collect(records)
+    if as_json:
+        print(json.dumps(table.long_form(found), indent=1))
+    else:
+        print_grids([table.grid(found)], "rich")
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def length(text: str) -> int:
+    """4096, 4K or 4k."""
+    if not (found := re.fullmatch(r"(\d+)([kK]?)", text)):
+        raise UserError(f"--lengths: {text} is no number of tokens such as 4096 or 4K")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def number(text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"--seeds: {text} is no whole number")
+    return int(text)

@@ -1,0 +1,256 @@
+"""Tables and heatmaps of stored evaluations. Nothing here imports torch.
+
+A number is the mean over seeds of the mean over samples, in points, with the deviation over seeds where there are
+several: training seeds of our runs, data seeds of a model that there is once. With one seed it stands with the standard
+error over its samples. A mean over tasks is given where all the table's tasks have a number at that length.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from mixassay.errors import UserError
+from mixassay.record import RunRecord
+from mixassay.runners import stats
+from mixassay.runners.labels import spans
+from mixassay.runners.marks import Figure, Heatmap, Shade
+from mixassay.runners.render import Cell, Grid
+from mixassay.spec import MixerSpec, mixer_labels
+
+METRIC = "test/accuracy"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One model at one task and length."""
+
+    model: str
+    task: str
+    length: int | None
+    records: tuple[RunRecord, ...]  # one for each seed, alike in data, settings and code
+
+    @property
+    def values(self) -> dict[int, float]:
+        return {r.seed: value for r in self.records if (value := r.metrics.get(METRIC)) is not None}
+
+    @property
+    def samples(self) -> int:
+        """Of each seed."""
+        return int(self.records[0].config["task"]["samples"])
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """`places` in the order of tasks, then models, then lengths."""
+
+    suite: str
+    places: tuple[Place, ...]
+    aside: int  # records of other settings, data or code, left out
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(place.model for place in self.places))
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(place.task for place in self.places))
+
+    @property
+    def lengths(self) -> list[int | None]:
+        return sorted({place.length for place in self.places}, key=lambda length: length or 0)
+
+    def at(self, model: str, task: str, length: int | None) -> Place | None:
+        return next((p for p in self.places if (p.model, p.task, p.length) == (model, task, length)), None)
+
+
+def is_evaluation(record: RunRecord) -> bool:
+    return record.samples is not None
+
+
+def collect(records: Iterable[RunRecord]) -> Evaluations:
+    """Raises `UserError` where there is no record of an evaluation."""
+    wanted = [record for record in records if is_evaluation(record) and record.status == "ok"]
+    if not wanted:
+        raise UserError("no record of an evaluation; `mixassay eval` makes them")
+    names = labels(wanted)
+    groups: dict[tuple[str, str, int | None], list[RunRecord]] = {}
+    for record in wanted:
+        task = record.config["task"]
+        groups.setdefault((names[model(record)], task["name"], task["length"]), []).append(record)
+    tasks = list(dict.fromkeys(task for _, task, _ in groups))
+    places, aside = [], 0
+    for at in sorted(groups, key=lambda at: (tasks.index(at[1]), list(names.values()).index(at[0]), at[2] or 0)):
+        chosen = newest(groups[at])
+        aside += len(groups[at]) - len(chosen)
+        places.append(Place(*at, tuple(chosen)))
+    return Evaluations(wanted[0].suite, tuple(places), aside)
+
+
+def newest(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Of all settings, data and code the newest, one record for each seed."""
+    versions: dict[Any, dict[int, RunRecord]] = {}
+    for record in records:
+        versions.setdefault((record.cell, record.data, record.code.source), {})[record.seed] = record
+    best = max(versions.values(), key=lambda runs: max(record.time.start for record in runs.values()))
+    return [best[seed] for seed in sorted(best)]
+
+
+def model(record: RunRecord) -> str:
+    """What the runs of one model have in common but their seed."""
+    config = record.config
+    train = {name: value for name, value in config["train"].items() if name != "source"}
+    return json.dumps([config["mixer"], config["model"], train], sort_keys=True)
+
+
+def labels(records: Sequence[RunRecord]) -> dict[str, str]:
+    """A name for each model; its parameters and a number where the mixer's name does not tell two apart."""
+    firsts = {model(record): record for record in records}
+    mixers = mixer_labels([MixerSpec.model_validate(record.config["mixer"]) for record in firsts.values()])
+    names: dict[str, str] = {}
+    for key, name, record in zip(firsts, mixers, firsts.values(), strict=True):
+        if mixers.count(name) > 1:
+            name = f"{name} {record.params:,}"
+        if taken := sum(other.split(" #")[0] == name for other in names.values()):
+            name = f"{name} #{taken + 1}"
+        names[key] = name
+    return names
+
+
+def grid(found: Evaluations) -> Grid:
+    """A row for each task and model, a column for each length."""
+    heads = tuple((f"{length:,}" if length is not None else "score",) for length in found.lengths)
+    rows = [
+        (Cell(task), Cell(name), *(number(found.at(name, task, length)) for length in found.lengths))
+        for task in found.tasks
+        for name in found.models
+        if any(found.at(name, task, length) for length in found.lengths)
+    ]
+    if len(found.tasks) > 1:
+        for name in found.models:
+            means = [mean_of_tasks(found, name, length) for length in found.lengths]
+            if any(cell.text for cell in means):
+                rows.append((Cell(f"mean of {len(found.tasks)}"), Cell(name), *means))
+    return Grid(
+        title=found.suite,
+        heads=(("task",), ("model",), *heads),
+        rows=tuple(rows),
+        left=2,
+        bold=frozenset(),
+        caption=tuple(caption(found)),
+        warnings=tuple(warnings(found)),
+    )
+
+
+def number(place: Place | None) -> Cell:
+    if place is None or not place.values:
+        return Cell("")
+    m = stats.moments(list(place.values.values()))
+    if m.std is not None:
+        return Cell(f"{100 * m.mean:.1f} ± {100 * m.std:.1f}", "", (f"n={m.n}x{place.samples}",))
+    error = place.records[0].metrics.get("test/stderr")
+    spread = f" (se {100 * error:.1f})" if error is not None else ""
+    return Cell(f"{100 * m.mean:.1f}{spread}", "", (f"n={place.samples}",))
+
+
+def mean_of_tasks(found: Evaluations, name: str, length: int | None) -> Cell:
+    """Of each seed its mean over tasks; empty unless every task has the same seeds."""
+    places = [found.at(name, task, length) for task in found.tasks]
+    values = [place.values for place in places if place is not None]
+    if len(values) < len(places) or any(set(each) != set(values[0]) for each in values) or not values[0]:
+        return Cell("")
+    m = stats.moments([fmean(each[seed] for each in values) for seed in values[0]])
+    return Cell(f"{100 * m.mean:.1f}" + (f" ± {100 * m.std:.1f}" if m.std is not None else ""))
+
+
+def caption(found: Evaluations) -> list[str]:
+    records = [record for place in found.places for record in place.records]
+    several = any(len(place.records) > 1 for place in found.places)
+    counts = sorted({place.samples for place in found.places})
+    lines = [
+        "Scores in points"
+        + (": mean ± sample std (ddof=1) over seeds" if several else "")
+        + (", (se) the standard error over samples" if any(len(p.records) == 1 for p in found.places) else "")
+        + f"; {'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples a seed."
+    ]
+    seeds = sorted({spans([record.seed for record in place.records]) for place in found.places})
+    lines.append(f"Seeds {'; '.join(seeds)}. A canary that knows the answers and one that knows none ran before.")
+    cut = [(p, record.metrics.get("test/cut_prompts") or 0) for p in found.places for record in p.records]
+    if any(share for _, share in cut):
+        each = dict.fromkeys(f"{p.task} {100 * share:.0f} %" for p, share in cut if share)
+        lines.append(f"Prompts whose middle was cut for the model's length: {', '.join(each)}.")
+    short = [(p, record.metrics.get("test/best_possible") or 1) for p in found.places for record in p.records]
+    if any(best < 1 - 1e-6 for _, best in short):
+        each = dict.fromkeys(f"{p.task}@{p.length} {100 * best:.1f}" for p, best in short if best < 1 - 1e-6)
+        lines.append(f"The answer's budget allows at most: {', '.join(each)}.")
+    commits = sorted({record.code.commit[:12] + ("-dirty" if record.code.dirty else "") for record in records})
+    lines.append(f"Code {', '.join(commits)}; on {'; '.join(sorted({str(r.env.get('class')) for r in records}))}.")
+    return lines
+
+
+def warnings(found: Evaluations) -> list[str]:
+    said = [f"{found.aside} record(s) of other settings, data or code are left out"] if found.aside else []
+    for task in found.tasks:
+        for length in found.lengths:
+            data = {p.records[0].data for name in found.models if (p := found.at(name, task, length)) is not None}
+            if len(data) > 1:
+                at = f"{task}@{length}" if length else task
+                said.append(f"{at}: models read different prompts, as their tokenizers or limits differ")
+    return said
+
+
+def heatmap(found: Evaluations) -> Figure:
+    """Depth of the needle by length, a map for each task and model. Raises `UserError` where no answer has a depth."""
+    panels = []
+    for task in found.tasks:
+        for row, name in enumerate(found.models):
+            shades: dict[tuple[Any, Any], Shade] = {}
+            for length in found.lengths:
+                place = found.at(name, task, length)
+                if place is not None:
+                    shades |= {(length, depth): shade for depth, shade in depths(place).items()}
+            if shades:
+                columns, rows = (tuple(sorted({at[i] for at in shades})) for i in (0, 1))
+                whole = {(c, r): shades.get((c, r), NOTHING) for c in columns for r in rows}
+                panels.append(Heatmap(f"{task}, {name}", row, "length", "depth, per cent", columns, rows, whole))
+    if not panels:
+        raise UserError("no heatmap to draw: no answer of these tasks has a depth")
+    notes = ("Answers found in each tenth of the haystack, in points: pale is 0, dark 100; n: answers of all seeds.",)
+    return Figure("heatmap", f"{found.suite}: depth by length", tuple(found.models), tuple(panels), notes)
+
+
+NOTHING = Shade(None, 0, 0.0, "", True, "", samples=0)
+
+
+def depths(place: Place) -> dict[int, Shade]:
+    """Per cent of depth -> what was found there by all seeds together."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for record in place.records:
+        for cell in record.eval:
+            if cell.accuracy is not None and "depth" in cell.cell:
+                found.setdefault(round(100 * cell.cell["depth"]), []).append((cell.accuracy, cell.rows))
+    shades = {}
+    for depth, parts in found.items():
+        n = sum(rows for _, rows in parts)
+        mean = 100 * sum(accuracy * rows for accuracy, rows in parts) / n
+        m = stats.Moments(mean, None, len(parts))
+        shades[depth] = Shade(m, len(place.records), mean / 100, place.records[0].cell, True, f"depth {depth}", n)
+    return shades
+
+
+def long_form(found: Evaluations) -> list[dict[str, Any]]:
+    """A mapping for each record: for programs."""
+    return [
+        {
+            "model": place.model,
+            "task": place.task,
+            "length": place.length,
+            "seed": record.seed,
+            "samples": place.samples,
+            **{name.removeprefix("test/"): value for name, value in record.metrics.items()},
+            "key": record.key,
+        }
+        for place in found.places
+        for record in place.records
+    ]
