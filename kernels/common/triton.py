@@ -103,10 +103,20 @@ class Cut(NamedTuple):
     slots: Tensor | None  # [sequences + 1] first slot of each packed sequence
 
     @classmethod
-    def of(cls, B: int, T: int, cu_seqlens: Tensor | None, wanted: int, length: int | None = None) -> "Cut":
-        """About `wanted` segments in all, none shorter than 256 tokens unless `length` says so."""
+    def of(
+        cls,
+        B: int,
+        T: int,
+        cu_seqlens: Tensor | None,
+        wanted: int,
+        length: int | None = None,
+        longest: int | None = None,
+    ) -> "Cut":
+        """About `wanted` segments in all, none shorter than 256 tokens or longer than `longest`, a multiple of 128,
+        unless `length` says so."""
         if length is None:
-            length = segment_length(T, max(1, min(wanted // B, T // 256)))
+            fewest = 1 if longest is None else -(-T // longest)
+            length = segment_length(T, max(fewest, min(wanted // B, T // 256)))
             length = segment_length(T, -(-T // length))
         length = min(length, T)
         P = -(-T // length)

@@ -41,7 +41,7 @@ from mixassay.kernels.common.triton import (
     sum_dtype,
     weight,
 )
-from mixassay.kernels.linear_attention.triton import block, decay_kernel, scan_kernel
+from mixassay.kernels.linear_attention.triton import LONGEST, block, decay_kernel, scan_kernel
 
 
 @triton.jit
@@ -458,7 +458,7 @@ class _Call:
         self.inner = self.wide(inner if inner is None or self.R == 1 else inner.repeat_interleave(self.R, 2))
         self.outer = self.wide(outer)
         blocks = triton.cdiv(max(K, V), self.how.walk.columns)
-        self.cut = Cut.of(self.B, self.T, cu_seqlens, self.how.programs // (self.H * blocks), length)
+        self.cut = Cut.of(self.B, self.T, cu_seqlens, self.how.programs // (self.H * blocks), length, LONGEST)
 
     def wide(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(self.acc).contiguous()
