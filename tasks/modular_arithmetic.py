@@ -29,9 +29,9 @@ class ModularArithmetic:
 
     ask: "end", at `=` alone; "every", at each digit as well the value of the expression up to there.
 
-    Ids: digits 0 .. m-1, + m, - m+1, * m+2, = m+3, padding m+4. Chance is 1/m; zero is a little more frequent than
-    other values, by products (mod 5: 23.2 % for long expressions). Published scores are scaled, (accuracy - chance) /
-    (1 - chance).
+    Ids: digits 0 .. m-1, + m, - m+1, * m+2, = m+3, padding m+4. Chance is 1/m. Products make zero more frequent in
+    short expressions (mod 5: 25 % of those with two digits), not in long ones. Published scores are scaled: (accuracy -
+    chance) / (1 - chance).
 
     Rows: positions, labels and the slice "length" (tokens so far) are [N, 1], or [N, seq_len / 2 + 1] for "every", `=`
     being the last.
