@@ -135,14 +135,14 @@ def test_float32_keeps_weak_decays_next_to_strong_ones():
     contract.assert_close(kernels(x, case, 0.3), truth(x, case, 0.3), 2e-6)
 
 
-@pytest.mark.parametrize("T", [4096, 4097, 131_072])
+@pytest.mark.parametrize("T", [2048, 2049, 131_072])
 def test_a_running_sum_ends_with_its_segment_however_full_the_machine_is(T):
     """The decay's gradient drifts in bfloat16: by 2.5 % after 8192 tokens in one sum."""
     cut, _, _ = triton.sizes(
         torch.empty(512, T, 16, 64, device="meta"), torch.empty(512, T, 16, 64, device="meta"), None
     )
-    assert cut.length <= 4096
-    assert cut.inner == (T > 4096)
+    assert cut.length <= 2048
+    assert cut.inner == (T > 2048)
 
 
 def test_runs_repeat_bit_for_bit():
