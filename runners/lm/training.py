@@ -66,6 +66,8 @@ class Training:
     ) -> None:
         for _, message in problems(spec):
             raise UserError(message)
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
         self.spec, self.train, self.device, self.ranks = spec, spec.train, device, ranks
         self.stream = Stream(spec.task, spec.train)
         self.part = ranks.part(spec.train.batch_size)
@@ -295,7 +297,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @torch.no_grad()
 def state_bytes(inner: Mixer, T: int) -> int:
-    like = next(inner.parameters())
+    """On the state behind T tokens, or behind one where the mixer's law says that this is as large."""
+    like, T = next(inner.parameters()), 1 if inner.state_law == "constant" else T
     return nbytes(inner.prefill(like.new_zeros(1, T, inner.d_model), inner.init_state(1))[1])
 
 
