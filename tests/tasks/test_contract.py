@@ -110,13 +110,14 @@ def same(a: Rows, b: Rows) -> bool:
 
 @each_cell
 def test_a_row_is_the_same_in_any_company(cell: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     for split in SPLITS:
         whole = rows(cell, 30, split=split)
-        shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
-        assert same(rows(cell, shuffled, split=split), whole.map(lambda x, at=shuffled: x[at]))
+        assert same(rows(cell, shuffled, split=split), whole.map(lambda x: x[shuffled]))
         assert same(rows(cell, torch.tensor([29]), split=split), whole.map(lambda x: x[29:]))
-    monkeypatch.setattr(draws, "piece", lambda device: 1500)  # rows are drawn a few at a time
-    assert same(rows(cell, 30, split="test"), whole)
+        with monkeypatch.context() as patch:
+            patch.setattr(draws, "piece", lambda device: 1500)  # rows are drawn a few at a time
+            assert same(rows(cell, 30, split=split), whole)
 
 
 @each_cell
