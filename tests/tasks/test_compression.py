@@ -23,11 +23,16 @@ def test_rows_read_as_the_definition_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"), [({"vocab_size": 2}, "vocab_size must be from 3"), ({"seq_len": 1}, "seq")]
+    ("wrong", "message"),
+    [
+        ({"vocab_size": 2}, "vocab_size must be from 3 to 2**31, got 2"),
+        ({"seq_len": 1}, "seq_len must be at least 2, got 1"),
+    ],
 )
 def test_cells_that_cannot_be_drawn_say_why(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"compression: {message}"):
+    with pytest.raises(UserError) as error:
         Compression(**wrong)
+    assert str(error.value) == f"compression: {message}"
 
 
 def test_the_decoder_is_what_its_equation_says() -> None:

@@ -31,7 +31,7 @@ def rows(cell: FuzzyRecall, n: int = 300, split: Split = "test") -> Rows:
 
 
 def read(cell: FuzzyRecall, row: list[int]) -> list[tuple[int, Motif, Motif]]:
-    """(where, key, value) of every pair: keys and values have ids of their own, so motifs end where the kind changes."""
+    """(where, key, value) of every pair. Keys and values have ids of their own: a motif ends where the kind changes."""
     pad, found, t = cell.vocab_size - 1, [], 0
     while row[t] == pad:
         t += 1

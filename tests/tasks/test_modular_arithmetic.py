@@ -26,9 +26,7 @@ def written(row: list[int], m: int) -> str:
 def test_labels_are_what_python_computes(m: int, lengths: tuple[int, int]) -> None:
     cell = ModularArithmetic(modulus=m, min_len=lengths[0], seq_len=lengths[1])
     end, every = rows(cell, 100), rows(replace(cell, ask="every"), 100)
-    for row, at, label in zip(
-        end.tokens.tolist(), end.positions[:, 0].tolist(), end.labels[:, 0].tolist(), strict=True
-    ):
+    for row, (at,), (label,) in zip(end.tokens.tolist(), end.positions.tolist(), end.labels.tolist(), strict=True):
         text = written(row, m)
         assert lengths[0] <= len(text) <= lengths[1]
         assert text[-1] == "="

@@ -19,9 +19,7 @@ def rows(cell: Parity, n: int = 2000) -> Rows:
 @pytest.mark.parametrize("cell", [Parity(), Parity(min_len=40, seq_len=256), Parity(min_len=1, seq_len=1)])
 def test_labels_are_sums_of_the_bits(cell: Parity) -> None:
     end, every = rows(cell, 300), rows(replace(cell, ask="every"), 300)
-    for row, at, label in zip(
-        end.tokens.tolist(), end.positions[:, 0].tolist(), end.labels[:, 0].tolist(), strict=True
-    ):
+    for row, (at,), (label,) in zip(end.tokens.tolist(), end.positions.tolist(), end.labels.tolist(), strict=True):
         bits = [x for x in row if x != PAD]
         assert row == bits + [PAD] * (cell.seq_len - len(bits)), "padding is behind"
         assert at == len(bits) - 1
