@@ -10,6 +10,7 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners.axes import Axis, accuracy_axis, bytes_axis, linear_axis, value_axis
 from mixassay.runners.labels import short
+from mixassay.runners.lm.figure import by_position
 from mixassay.runners.marks import KINDS, Curve, Dot, Figure, Heatmap, Kind, Mean, Panel, Series, Shade
 from mixassay.runners.observations import (
     Observation,
@@ -32,6 +33,7 @@ def figure(table: Table, kind: Kind) -> Figure:
         "state": _state,
         "heatmap": _heatmaps,
         "curves": _curves,
+        "positions": by_position,
     }
     panels, notes = drawn[kind](table)
     if not panels:
@@ -42,6 +44,7 @@ def figure(table: Table, kind: Kind) -> Figure:
         "state": f"{table.metric} against state",
         "heatmap": f"{table.metric} over two axes",
         "curves": "learning curves",
+        "positions": "loss by position",
     }
     names = tuple(" ".join(row) for row in table.rows)
     return Figure(kind, f"{table.title}: {titles[kind]}", names, tuple(panels), tuple(notes))
@@ -53,6 +56,7 @@ NEEDS: dict[Kind, str] = {
     "seeds": "no seed has a number yet",
     "state": "no record says how many bytes of state its mixer keeps",
     "curves": "no record has a learning curve",
+    "positions": "no record is of a language model that was evaluated on text",
     "heatmap": "it needs two numeric axes that are crossed, among the columns or the task's evaluation cells",
 }
 

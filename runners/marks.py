@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from mixassay.runners import stats
 from mixassay.runners.axes import Axis
 
-Kind = Literal["metric", "seeds", "state", "heatmap", "curves"]
+Kind = Literal["metric", "seeds", "state", "heatmap", "curves", "positions"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
