@@ -43,8 +43,8 @@ def report(
         typer.Option(
             help="What --plot draws. metric: every seed, against the first numeric column, or row by row. seeds: the"
             " table's own numbers, row by row. state: against bytes of state. curves: while training. heatmap: over two"
-            " numeric columns or evaluation cells. positions: a language model's loss by position.  [default: metric; of a"
-            " benchmark, time against T]",
+            " numeric columns or evaluation cells. positions: a language model's loss by position."
+            "  [default: metric; of a benchmark, time against T]",
             show_default=False,
         ),
     ] = None,

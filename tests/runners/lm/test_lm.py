@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import train as stacks
-from mixassay.runners.lm import evaluate, loss, work
+from mixassay.runners.lm import evaluate, loss, scale, work
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.lm.train import How, run
 from mixassay.runners.lm.training import Training
@@ -194,3 +194,15 @@ def test_work_of_a_token():
     assert work.per_token(model, one, MixerSpec(name="mamba2"), 64) == 6 * weights
     assert work.peak("NVIDIA H200") == 989.4e12
     assert work.peak("cpu") is None
+
+
+def test_sizes_of_the_papers_models():
+    """Their parameters as published, and time that is operations over what the devices do."""
+    found = {name: scale.need(MixerSpec.model_validate({"name": name, **args})) for name, args in scale.MIXERS.items()}
+    assert [round(found[name].params / 1e6) for name in ("attention", "mamba2", "log_linear_mamba2")] == [693, 802, 825]
+    assert found["mamba2"].flops == pytest.approx(50e9 * 6 * (802e6 - 49e6), rel=0.01), "the tied head counts once"
+    assert found["mamba2"].seconds(8, 0.5) == pytest.approx(found["mamba2"].flops / (8 * 0.5 * 989.4e12))
+    assert scale.measured(["mamba2=0.31"]) == {"mamba2": 0.31}
+    for wrong in ("mamba2", "mamba2=x", "mamba3=0.3", "mamba2=31"):
+        with pytest.raises(UserError, match="MFU"):
+            scale.measured([wrong])
