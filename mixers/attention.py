@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mixassay.errors import UserError
-from mixassay.kernels.softmax_attention import softmax_attention, softmax_attention_step
+from mixassay.kernels.softmax_attention import packed_attention, softmax_attention, softmax_attention_step
 from mixassay.mixers import Mixer, State, mixer, nbytes
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.rotary import rotate
@@ -58,10 +58,13 @@ class Attention(Mixer):
         self.out = nn.Linear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self._heads(self.conv(self.qkv(x)))  # [B, T, H, K]
+        qkv = self.conv(self.qkv(x))
         if self.rope:
+            q, k, v = self._heads(qkv)  # [B, T, H, K]
             q, k = self._turn(q, k, torch.arange(x.shape[1], device=x.device))
-        o = softmax_attention(q, k, v, window=self.window)
+            o = softmax_attention(q, k, v, window=self.window)
+        else:
+            o = packed_attention(torch.unflatten(qkv, -1, (3, self.heads, self.head_dim)), window=self.window)
         y: Tensor = self.out(o.flatten(-2))
         return y
 

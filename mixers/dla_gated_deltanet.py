@@ -15,6 +15,7 @@ from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.gated_deltanet import INIT_STD, GatedDeltaNet
+from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
 
@@ -84,7 +85,7 @@ class DynamicGatedDeltaNet(SlotMixer, GatedDeltaNet):
         self.slots.start(self.in_proj)
 
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:
-        qkv, dt, beta, gate, raw = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, dt, beta, gate, raw = projections(self.in_proj, x, self.widths)
         return self._output(self.slots(self._slotted(self.conv(qkv), dt, beta, raw), changes), gate)
 
     def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:

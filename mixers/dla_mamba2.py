@@ -14,6 +14,7 @@ from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.mamba2 import Mamba2
+from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
 
@@ -72,7 +73,7 @@ class DynamicMamba2(SlotMixer, Mamba2):
         self.slots.start(self.in_proj)
 
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:
-        z, xBC, dt, raw = self.in_proj(x).split(self.widths, dim=-1)
+        z, xBC, dt, raw = projections(self.in_proj, x, self.widths)
         (C, B, v, log_decay), x = self._operands(self.conv(xBC), dt)
         return self._output(self.slots(Operands(C, B, v, raw, log_decay), changes), x, z)
 

@@ -13,6 +13,7 @@ from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.decay import SelectiveDecay
 from mixassay.mixers.parts.norm import RMSNorm, l2norm
 from mixassay.mixers.parts.precision import wide
+from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import head_size
 
@@ -63,7 +64,7 @@ class GatedDeltaNet(Mixer):
             nn.init.normal_(linear.weight, std=INIT_STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv, dt, beta, gate, *levels = self.in_proj(x).split(self.widths, dim=-1)
+        qkv, dt, beta, gate, *levels = projections(self.in_proj, x, self.widths)
         return self._output(self._mix(*self._operands(self.conv(qkv), dt, beta), *levels)[0], gate)
 
     def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:

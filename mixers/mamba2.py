@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from mixassay.errors import UserError
 from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
+from mixassay.kernels.time_step import time_step
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.decay import SelectiveDecay, spared
 from mixassay.mixers.parts.norm import RMSNorm
+from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least
 
@@ -62,7 +64,7 @@ class Mamba2(Mixer):
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        z, xBC, dt, *levels = self.in_proj(x).split(self.widths, dim=-1)
+        z, xBC, dt, *levels = projections(self.in_proj, x, self.widths)
         operands, x = self._operands(self.conv(xBC), dt)
         return self._output(self._mix(*operands, *levels)[0], x, z)
 
@@ -108,10 +110,9 @@ class Mamba2(Mixer):
         x, BC = torch.split(xBC, [self.heads * self.head_dim, 2 * shared], dim=-1)
         B, C = torch.unflatten(BC, -1, (2, self.n_groups, self.d_state)).unbind(-3)
         x = torch.unflatten(x, -1, (self.heads, self.head_dim))
-        dt, log_decay = self.decay(dt)
-        return (C, B, x * dt.unsqueeze(-1), log_decay), x
+        v, log_decay = time_step(x, dt, self.decay.dt_bias, self.decay.A_log)
+        return (C, B, v, log_decay), x
 
     def _output(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        y = y + self.D.unsqueeze(-1) * x
-        out: Tensor = self.out_proj(self.norm(y.flatten(-2), before=z))
+        out: Tensor = self.out_proj(self.norm(y.flatten(-2), before=z, skip=(x.flatten(-2), self.D)))
         return out

@@ -1,6 +1,6 @@
 """A linear head and its cross-entropy in Triton, for a stack of M models; equations and the plan are in README.md.
 
-Logits are held in base 2: l log2(e), so that exp2 serves.
+Sums of exponentials are held in base 2, so that exp2 serves; factors of log2(e) go into its argument, one instruction.
 """
 
 from typing import NamedTuple
@@ -31,6 +31,7 @@ def rows_kernel(
     BD: tl.constexpr,
     BR: tl.constexpr,
     BV: tl.constexpr,
+    EVEN: tl.constexpr,  # whether BV divides V
     GRADIENT: tl.constexpr,  # else score
     DOT: tl.constexpr,
     ACC: tl.constexpr,
@@ -47,36 +48,35 @@ def rows_kernel(
     labelled = y != ignore
     y = tl.where(labelled, y, 0)
     words = weight + m * V * D
+    inside = (labelled & (r < live))[:, None] & (d < D)[None, :]
+    ey = tl.load(words + y[:, None] * D + d[None, :], mask=inside, other=0.0).to(ACC)
+    own = tl.sum(hs.to(ACC) * ey, 1)  # the label's logit
     top = tl.full([BR], float("-inf"), dtype=ACC)
     total = tl.zeros([BR], dtype=ACC)
     best = tl.zeros([BR], dtype=tl.int32)
     mean = tl.zeros([BR, BD], dtype=ACC)  # sum_v e^{l_v - top} E_v
-    own = tl.zeros([BR], dtype=ACC)  # the label's logit
     for start in range(0, V, BV):
-        es = load_rows(words + start * D, w, V - start, d, D, D, BD).to(DOT)
-        logits = tl.dot(hs, tl.trans(es), input_precision=PREC, out_dtype=ACC) * LOG2_E
-        logits = tl.where((w < V - start)[None, :], logits, float("-inf"))
-        own += tl.sum(tl.where((w + start)[None, :] == y[:, None], logits, 0.0), 1)
+        es = load_rows(words + start * D, w, BV if EVEN else V - start, d, D, D, BD).to(DOT)
+        logits = tl.dot(hs, tl.trans(es), input_precision=PREC, out_dtype=ACC)
+        if not EVEN:
+            logits = tl.where((w < V - start)[None, :], logits, float("-inf"))
         if GRADIENT:
             higher = tl.maximum(top, tl.max(logits, 1))
         else:
             block, place = tl.max(logits, 1, return_indices=True, return_indices_tie_break_left=True)
             best = tl.where(block > top, place + start, best)
             higher = tl.maximum(top, block)
-        p = tl.exp2(logits - higher[:, None])
-        shrink = tl.exp2(top - higher)
+        p = tl.exp2(logits * LOG2_E - (higher * LOG2_E)[:, None])
+        shrink = tl.exp2((top - higher) * LOG2_E)
         total = total * shrink + tl.sum(p, 1)
         if GRADIENT:
             mean = tl.dot(p.to(DOT), es, acc=mean * shrink[:, None], input_precision=PREC, out_dtype=ACC)
         top = higher
-    log_total = top + tl.log2(total)
-    tl.store(loss + at + r, tl.where(labelled, (log_total - own) * LN_2, 0.0), mask=r < live)
+    log_total = top * LOG2_E + tl.log2(total)
+    tl.store(loss + at + r, tl.where(labelled, log_total * LN_2 - own, 0.0), mask=r < live)
     if GRADIENT:
         tl.store(lse + at + r, log_total, mask=r < live)
-        ey = tl.load(
-            words + y[:, None] * D + d[None, :], mask=(labelled & (r < live))[:, None] & (d < D)[None, :], other=0.0
-        )
-        dhs = tl.where(labelled[:, None], mean / total[:, None] - ey.to(ACC), 0.0)
+        dhs = tl.where(labelled[:, None], mean / total[:, None] - ey, 0.0)
         store_rows(dh + at * D, dhs, r, live, d, D, D, BD)
     else:
         tl.store(right + at + r, labelled & (best == y), mask=r < live)
@@ -99,6 +99,7 @@ def words_kernel(
     BD: tl.constexpr,
     BR: tl.constexpr,
     BV: tl.constexpr,
+    EVEN: tl.constexpr,  # whether BR divides the rows of all splits
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
@@ -113,15 +114,16 @@ def words_kernel(
     begin = split * length
     for start in range(begin, tl.minimum(begin + length, R), BR):
         at = m * R + start
-        live = R - start
+        live = BR if EVEN else R - start
         hs = load_rows(h + at * D, r, live, d, D, D, BD).to(DOT)
         y = tl.load(labels + at + r, mask=r < live, other=ignore)
         # A row without a label has no gradient, and one past the end no lse.
         log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
         scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
-        logits = tl.dot(es, tl.trans(hs), input_precision=PREC, out_dtype=ACC) * LOG2_E  # [v, r]
-        p = tl.exp2(logits - log_total[None, :]) - tl.where((w + first)[:, None] == y[None, :], 1.0, 0.0)
-        des = tl.dot((p * scale[None, :]).to(DOT), hs, acc=des, input_precision=PREC, out_dtype=ACC)
+        logits = tl.dot(es, tl.trans(hs), input_precision=PREC, out_dtype=ACC)  # [v, r]
+        p = tl.exp2(logits * LOG2_E - log_total[None, :])
+        dl = p * scale[None, :] - tl.where((w + first)[:, None] == y[None, :], scale[None, :], 0.0)
+        des = tl.dot(dl.to(DOT), hs, acc=des, input_precision=PREC, out_dtype=ACC)
     store_rows(dweight + ((m * splits + split) * V + first) * D, des, w, V - first, d, D, D, BD)
 
 
@@ -177,6 +179,7 @@ def rows(
         BD=max(16, triton.next_power_of_2(D)),
         BR=launch.BR,
         BV=launch.BV,
+        EVEN=V % launch.BV == 0,
         GRADIENT=gradient,
         DOT=dot,
         ACC=acc,
@@ -216,6 +219,7 @@ def words(
         BD=max(16, triton.next_power_of_2(D)),
         BR=launch.BR,
         BV=launch.BV,
+        EVEN=R % launch.BR == 0,
         DOT=dot,
         ACC=acc,
         PREC=precision,

@@ -18,6 +18,7 @@ def rms_norm(
     *,
     before: Tensor | None = None,
     after: Tensor | None = None,
+    skip: tuple[Tensor, Tensor] | None = None,
     groups: int = 1,
     eps: float = 1e-5,
     backend: str | None = None,
@@ -26,6 +27,7 @@ def rms_norm(
 
     x, before, after   [..., D]
     weight             [D]
+    skip               s [..., D] and gain [H], H dividing D: x + gain s stands for x, one gain for each head of D / H
     groups             the mean is taken over each of so many equal parts of D
     returns            [..., D] in float32 or wider; the Triton kernels under autocast return autocast's dtype, to which
                        the product behind the norm would round it in a pass of its own
@@ -39,10 +41,13 @@ def rms_norm(
     for name, gate in (("before", before), ("after", after)):
         if gate is not None and gate.shape != x.shape:
             axes.fail(f"{name} has shape {list(gate.shape)}, expected that of x, {list(x.shape)}")
+    s, gain = skip or (None, None)
+    if s is not None and gain is not None and (s.shape != x.shape or gain.ndim != 1 or D % len(gain)):
+        axes.fail(f"skip has shapes {list(s.shape)} and {list(gain.shape)}, expected {list(x.shape)} and [H], H | {D}")
     if groups < 1 or D % groups:
         axes.fail(f"groups = {groups} does not divide D = {D}")
     narrow = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-    return _norm("rms_norm", x, weight, None, before, after, groups, eps, True, False, narrow, backend)
+    return _norm("rms_norm", x, weight, None, before, after, s, gain, groups, eps, True, False, narrow, backend)
 
 
 def layer_norm(
@@ -70,7 +75,7 @@ def layer_norm(
         if p.shape != (D,):
             axes.fail(f"{name} has shape {list(p.shape)}, expected [D] = [{D}]")
     narrow = dtype or (torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype)
-    return _norm("layer_norm", x, weight, bias, None, None, 1, eps, True, True, narrow, backend)
+    return _norm("layer_norm", x, weight, bias, None, None, None, None, 1, eps, True, True, narrow, backend)
 
 
 def l2_norm(x: Tensor, *, eps: float = 1e-6, backend: str | None = None) -> Tensor:
@@ -78,7 +83,7 @@ def l2_norm(x: Tensor, *, eps: float = 1e-6, backend: str | None = None) -> Tens
 
     Returns float32 or wider; the Triton kernels under autocast return x's dtype.
     """
-    return _norm("l2_norm", x, None, None, None, None, 1, eps, False, False, x.dtype, backend)
+    return _norm("l2_norm", x, None, None, None, None, None, None, 1, eps, False, False, x.dtype, backend)
 
 
 def _norm(
@@ -88,6 +93,8 @@ def _norm(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
@@ -95,19 +102,19 @@ def _norm(
     narrow: torch.dtype,
     backend: str | None,
 ) -> Tensor:
-    dtype = accumulator(x, weight, bias, before, after)
-    against = against_triton(x, weight, bias, before, after) or too_wide(x.shape[-1] // groups)
+    dtype = accumulator(x, weight, bias, before, after, skip, gain)
+    against = against_triton(x, weight, bias, before, after, skip, gain) or too_wide(x.shape[-1] // groups)
     chosen = resolve(op, backend, against_triton=against)
     if chosen == "triton":
         from mixassay.kernels.norm import registered  # the package triton may not be there
 
         return registered.norm(
-            x, weight, bias, before, after, groups, eps, mean, centre, narrow if autocasts(x) else dtype
+            x, weight, bias, before, after, skip, gain, groups, eps, mean, centre, narrow if autocasts(x) else dtype
         )
     if chosen == "torch" and centre:  # torch's own is faster than the definition
         return torch.nn.functional.layer_norm(x.to(dtype), x.shape[-1:], weight, bias, eps)
     before, after = (None if gate is None else gate.to(dtype) for gate in (before, after))
-    return reference.norm(x.to(dtype), weight, bias, before, after, groups, eps, mean, centre)
+    return reference.norm(x.to(dtype), weight, bias, before, after, skip, gain, groups, eps, mean, centre)
 
 
 def too_wide(N: int) -> str | None:

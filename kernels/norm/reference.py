@@ -1,5 +1,5 @@
 """The definition: y = (n weight + bias) silu(after), n = u / sqrt(mean(u^2) + eps) over each group, u = x silu(before),
-for a layer norm less its mean."""
+for a layer norm less its mean. With a skip it is x + gain skip that is normed."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,16 @@ def norm(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
 ) -> Tensor:
+    if skip is not None and gain is not None:
+        heads = (len(gain), -1)
+        x = (torch.unflatten(x, -1, heads) + gain.unsqueeze(-1) * torch.unflatten(skip, -1, heads)).flatten(-2)
     if before is not None:
         x = x * silu(before)
     parts = x if groups == 1 else torch.unflatten(x, -1, (groups, -1))

@@ -18,14 +18,16 @@ def norm(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    weight, bias, before, after = (None if t is None else t.unsqueeze(0) for t in (weight, bias, before, after))
-    y: Tensor = forward(x.unsqueeze(0), weight, bias, before, after, groups, eps, mean, centre, dtype)
+    others = (None if t is None else t.unsqueeze(0) for t in (weight, bias, before, after, skip, gain))
+    y: Tensor = forward(x.unsqueeze(0), *others, groups, eps, mean, centre, dtype)
     return y.squeeze(0)
 
 
@@ -36,15 +38,17 @@ def forward(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x, before, after [M, ..., D] and weight, bias [M, D] of M members."""
+    """x, before, after, skip [M, ..., D], weight, bias [M, D] and gain [M, H] of M members."""
     with on_device(x):
-        return triton.forward(x, weight, bias, before, after, groups, eps, mean, centre, dtype)
+        return triton.forward(x, weight, bias, before, after, skip, gain, groups, eps, mean, centre, dtype)
 
 
 @torch.library.custom_op("mixassay::norm_backward", mutates_args=())
@@ -54,16 +58,18 @@ def backward(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     dy: Tensor,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     with on_device(x):
-        dx, *others = triton.backward(x, weight, bias, before, after, dy, groups, eps, mean, centre)
-    dweight, dbias, dbefore, dafter = (nothing(x) if t is None else t for t in others)
-    return dx, dweight, dbias, dbefore, dafter
+        dx, *others = triton.backward(x, weight, bias, before, after, skip, gain, dy, groups, eps, mean, centre)
+    dweight, dbias, dbefore, dafter, dskip, dgain = (nothing(x) if t is None else t for t in others)
+    return dx, dweight, dbias, dbefore, dafter, dskip, dgain
 
 
 @forward.register_fake
@@ -73,6 +79,8 @@ def _(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
@@ -83,11 +91,8 @@ def _(
 
 
 @backward.register_fake
-def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, before: Tensor | None, after: Tensor | None, *_: Any
-) -> tuple[Tensor, ...]:
-    others = (weight, bias, before, after)
-    return x.new_empty(x.shape), *(nothing(x) if t is None else t.new_empty(t.shape) for t in others)
+def _(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), *(nothing(x) if t is None else t.new_empty(t.shape) for t in others[:6])
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

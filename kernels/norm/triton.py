@@ -1,12 +1,13 @@
 """Norms in Triton: one pass over memory forward, one backward.
 
-    u = x silu(before)      r = (sum(u^2) / N + eps)^-1/2, or without the mean 1 for N       n = r u
+    u = (x + gain skip) silu(before)      r = (sum(u^2) / N + eps)^-1/2, or without the mean 1 for N       n = r u
     y = (n weight + bias) silu(after)
 
 A layer norm centres u first, u - sum(u) / N. Backward, with e = dy silu(after) weight and everything recomputed:
 
     du = r (e - n sum(e n) / N)     dweight = sum over tokens of dy silu(after) n     dbias = the same without n
-    dx = du silu(before)            dbefore = du x silu'(before)
+    dx = du silu(before)            dbefore = du (x + gain skip) silu'(before)
+    dskip = gain dx                 dgain = sum over tokens and a head's channels of skip dx
     dafter = dy (n weight + bias) silu'(after)
 
 and du is centred as u was.
@@ -23,7 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-kernel = triton.jit(do_not_specialize=["tokens", "share", "programs", "x_inner", "b_inner", "a_inner", "dy_inner"])
+kernel = triton.jit(
+    do_not_specialize=["tokens", "share", "programs", "x_inner", "b_inner", "a_inner", "s_inner", "dy_inner"]
+)
 
 
 @triton.jit
@@ -50,9 +53,9 @@ def scope(tokens, share, programs, GROUPS: tl.constexpr):
 
 @kernel
 def forward_kernel(
-    x, weight, bias, before, after, y,
-    x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, tokens, share, programs, eps,
-    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
+    x, weight, bias, before, after, skip, gain, y,
+    x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, s_inner, s_stride, tokens, share, programs, eps,
+    GROUPS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     first, last, group, member = scope(tokens, share, programs, GROUPS)
@@ -62,11 +65,15 @@ def forward_kernel(
         w = tl.load(weight + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
     if bias is not None:
         b = tl.load(bias + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
+    if skip is not None:
+        g = tl.load(gain + (member * GROUPS + group) * (N // P) + column // P, mask=inside, other=0.0).to(ACC)
     for token in range(first, last, BR):
         at = token + tl.arange(0, BR)
         row = at * GROUPS + group
         keep = (at < last)[:, None] & inside
         u = tl.load(x + offsets(row, x_inner, x_stride, N) + column, mask=keep, other=0.0).to(ACC)
+        if skip is not None:
+            u += g * tl.load(skip + offsets(row, s_inner, s_stride, N) + column, mask=keep, other=0.0).to(ACC)
         if before is not None:
             z = tl.load(before + offsets(row, b_inner, b_stride, N) + column, mask=keep, other=0.0).to(ACC)
             u *= silu(z)[0]
@@ -85,9 +92,10 @@ def forward_kernel(
 
 @kernel
 def backward_kernel(
-    x, weight, bias, before, after, dy, dx, sums, bias_sums, dbefore, dafter,
-    x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, dy_inner, dy_stride, tokens, share, programs, eps,
-    GROUPS: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
+    x, weight, bias, before, after, skip, gain, dy, dx, sums, bias_sums, dbefore, dafter, dskip, gain_sums,
+    x_inner, x_stride, b_inner, b_stride, a_inner, a_stride, s_inner, s_stride, dy_inner, dy_stride,
+    tokens, share, programs, eps,
+    GROUPS: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr, CENTRE: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     first, last, group, member = scope(tokens, share, programs, GROUPS)
@@ -99,6 +107,9 @@ def backward_kernel(
     if bias is not None:
         b = tl.load(bias + (member * GROUPS + group) * N + column, mask=inside, other=0.0).to(ACC)
         db = tl.zeros([BR, BN], ACC)
+    if skip is not None:
+        g = tl.load(gain + (member * GROUPS + group) * (N // P) + column // P, mask=inside, other=0.0).to(ACC)
+        dg = tl.zeros([BR, BN], ACC)
     for token in range(first, last, BR):
         at = token + tl.arange(0, BR)
         row = at * GROUPS + group
@@ -106,6 +117,9 @@ def backward_kernel(
         out = row[:, None] * N + column
         e = tl.load(dy + offsets(row, dy_inner, dy_stride, N) + column, mask=keep, other=0.0).to(ACC)
         x_ = tl.load(x + offsets(row, x_inner, x_stride, N) + column, mask=keep, other=0.0).to(ACC)
+        if skip is not None:
+            other = tl.load(skip + offsets(row, s_inner, s_stride, N) + column, mask=keep, other=0.0).to(ACC)
+            x_ += g * other
         u = x_
         if before is not None:
             z = tl.load(before + offsets(row, b_inner, b_stride, N) + column, mask=keep, other=0.0).to(ACC)
@@ -138,11 +152,16 @@ def backward_kernel(
             tl.store(dbefore + out, (du * x_ * slope).to(dbefore.dtype.element_ty), mask=keep)
             du *= opened
         tl.store(dx + out, du.to(dx.dtype.element_ty), mask=keep)
+        if skip is not None:
+            tl.store(dskip + out, (g * du).to(dskip.dtype.element_ty), mask=keep)
+            dg += du * other
     at = tl.program_id(0).to(tl.int64) * N + column
     if weight is not None:
         tl.store(sums + at, tl.sum(dw, axis=0)[None, :], mask=inside)
     if bias is not None:
         tl.store(bias_sums + at, tl.sum(db, axis=0)[None, :], mask=inside)
+    if skip is not None:
+        tl.store(gain_sums + at, tl.sum(dg, axis=0)[None, :], mask=inside)
 
 
 class Shares(NamedTuple):
@@ -171,22 +190,26 @@ def forward(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x, before and after [M ..., groups N] of M models, one after the other; weight and bias [M, groups N]."""
+    """x, before, after and skip [M ..., groups N] of M models, one after the other; weight and bias [M, groups N], gain
+    [M, H]."""
     members = 1 if weight is None else len(weight)
     N, how = x.shape[-1] // groups, Shares.of(x, groups, members)
     y = x.new_empty(x.shape, dtype=dtype)
     x, *x_rows = _rows(x, N)
     before, *b_rows = _rows(before, N)
     after, *a_rows = _rows(after, N)
+    skip, *s_rows = _rows(skip, N)
     forward_kernel[(members * how.programs * groups,)](
-        x, _whole(weight), _whole(bias), before, after, y, *x_rows, *b_rows, *a_rows,
-        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre,
+        x, _whole(weight), _whole(bias), before, after, skip, _whole(gain), y, *x_rows, *b_rows, *a_rows, *s_rows,
+        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, P=_channels(x, gain, N), COUNT=N if mean else 1, CENTRE=centre,
         BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     return y
@@ -198,34 +221,45 @@ def backward(
     bias: Tensor | None,
     before: Tensor | None,
     after: Tensor | None,
+    skip: Tensor | None,
+    gain: Tensor | None,
     dy: Tensor,
     groups: int,
     eps: float,
     mean: bool,
     centre: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias, before and after."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight, bias, before, after, skip and gain."""
     members = 1 if weight is None else len(weight)
     N, how = x.shape[-1] // groups, Shares.of(x, groups, members)
-    dx, dbefore, dafter = (None if t is None else t.new_empty(t.shape) for t in (x, before, after))
+    dx, dbefore, dafter, dskip = (None if t is None else t.new_empty(t.shape) for t in (x, before, after, skip))
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    sums, bias_sums = (
-        None if t is None else x.new_empty((members, how.programs, groups * N), dtype=acc) for t in (weight, bias)
+    sums, bias_sums, gain_sums = (
+        None if t is None else x.new_empty((members, how.programs, groups * N), dtype=acc) for t in (weight, bias, gain)
     )
     x, *x_rows = _rows(x, N)
     before, *b_rows = _rows(before, N)
     after, *a_rows = _rows(after, N)
+    skip, *s_rows = _rows(skip, N)
     dy, *dy_rows = _rows(dy, N)
     backward_kernel[(members * how.programs * groups,)](
-        x, _whole(weight), _whole(bias), before, after, dy, dx, sums, bias_sums, dbefore, dafter,
-        *x_rows, *b_rows, *a_rows, *dy_rows, how.tokens, how.share, how.programs, eps,
-        GROUPS=groups, N=N, COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=accumulator(x),
+        x, _whole(weight), _whole(bias), before, after, skip, _whole(gain), dy, dx, sums, bias_sums, dbefore, dafter,
+        dskip, gain_sums, *x_rows, *b_rows, *a_rows, *s_rows, *dy_rows, how.tokens, how.share, how.programs, eps,
+        GROUPS=groups, N=N, P=_channels(x, gain, N), COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=accumulator(x),
         num_warps=how.warps,
     )  # fmt: skip
     dweight, dbias = (
         None if t is None else parts.sum(1).to(t.dtype) for t, parts in ((weight, sums), (bias, bias_sums))
     )
-    return dx, dweight, dbias, dbefore, dafter
+    dgain = None
+    if gain is not None and gain_sums is not None:
+        dgain = gain_sums.sum(1).unflatten(1, (gain.shape[1], -1)).sum(2).to(gain.dtype)
+    return dx, dweight, dbias, dbefore, dafter, dskip, dgain
+
+
+def _channels(x: Tensor, gain: Tensor | None, N: int) -> int:
+    """Of a head, for which there is one gain."""
+    return N if gain is None else x.shape[-1] // gain.shape[1]
 
 
 def _whole(x: Tensor | None) -> Tensor | None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mixassay.kernels import resolve
 from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.registered import against_triton, operand_dtype
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.softmax_attention import parallel, reference
 
@@ -40,6 +41,37 @@ def softmax_attention(
     if resolve("softmax_attention", backend, against_triton="it has no Triton kernel") == "reference":
         return reference.softmax_attention(q, k, v, scale, window)
     return parallel.softmax_attention(q, k, v, scale, window)
+
+
+def packed_attention(
+    qkv: Tensor, *, scale: float | None = None, window: int | None = None, backend: str | None = None
+) -> Tensor:
+    """`softmax_attention` of q, k and v that lie side by side: qkv [B, T, 3, H, K] -> o [B, T, H, K].
+
+    The Triton kernels leave the three gradients side by side, too, where the others copy them together. `auto` takes
+    them for half precision (autocast's included); they have no window and heads of at most 128 channels.
+    """
+    axes = Axes("packed_attention")
+    axes.check("qkv", qkv, "BTPHK")
+    if qkv.shape[2] != 3:
+        axes.fail(f"qkv has shape {list(qkv.shape)}, expected [B, T, 3, H, K]")
+    axes.check_positive("T", qkv.shape[1])
+    axes.check_positive("window", window)
+    scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
+    against = against_triton(qkv) or _against(qkv, window)
+    half = operand_dtype(qkv, qkv, qkv).itemsize == 2
+    if resolve("packed_attention", backend or (None if half else "torch"), against_triton=against) == "triton":
+        from mixassay.kernels.softmax_attention import registered  # the package triton may not be there
+
+        return registered.packed_attention(qkv, scale)
+    q, k, v = qkv.unbind(2)
+    return softmax_attention(q, k, v, scale=scale, window=window, backend=backend)
+
+
+def _against(qkv: Tensor, window: int | None) -> str | None:
+    if window is not None and window < qkv.shape[1]:
+        return "it has no window"
+    return f"its heads of {qkv.shape[-1]} are wider than 128" if qkv.shape[-1] > 128 else None
 
 
 def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:

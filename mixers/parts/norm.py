@@ -14,7 +14,8 @@ class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), weight 1 at first.
 
     With `groups` the mean is taken over each of so many equal parts of the last axis. A gate of x's shape stands before
-    the norm (the norm of x silu(before)) or behind it (the norm times silu(after)).
+    the norm (the norm of x silu(before)) or behind it (the norm times silu(after)). With a skip s and its gain [H] it is the norm of
+    x + gain s.
     """
 
     def __init__(self, width: int, groups: int = 1) -> None:
@@ -22,8 +23,15 @@ class RMSNorm(nn.Module):
         self.groups = groups
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor, *, before: Tensor | None = None, after: Tensor | None = None) -> Tensor:
-        return rms_norm(x, self.weight, before=before, after=after, groups=self.groups, eps=EPS_RMS)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+        skip: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        return rms_norm(x, self.weight, before=before, after=after, skip=skip, groups=self.groups, eps=EPS_RMS)
 
 
 class LayerNorm(nn.Module):

@@ -1,6 +1,7 @@
 """Norms: the definition against torch's own, and the Triton kernels against the definition: in the interpreter, or on a
 GPU where there is one."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -96,6 +97,20 @@ def test_many_tokens_share_a_program(poisoned, monkeypatch):
     contract.assert_close(found, truth, TOL)
 
 
+def test_a_skip_is_added_first():
+    pytest.importorskip("triton")
+    for groups, heads in ((1, 1), (1, 3), (2, 4)):
+        given = draw((2, 5, 12), "b", members=())
+        more = {"s": given["x"].detach().cos().requires_grad_(), "gain": given["weight"].detach()[:heads].sin()}
+        given |= more | {"gain": more["gain"].requires_grad_()}
+        call: Any = lambda form, s, gain, **x: rms_norm(**x, skip=(s, gain), groups=groups, backend=form)  # noqa: B023, E731
+        found, truth = (results(functools.partial(call, form), given) for form in ("triton", "torch"))
+        contract.assert_close(found, truth, TOL)
+        wide = given | {"x": given["x"] + given["gain"].repeat_interleave(12 // heads) * given["s"]}
+        plain = rms_norm(wide["x"], wide["weight"], before=wide["before"], groups=groups, backend="torch")
+        assert contract.error(truth["y"], plain) <= TOL
+
+
 def test_parts_of_wider_tensors():
     """Slices in the middle of NaN, heads that lie side by side in them, and an expanded gradient."""
     pytest.importorskip("triton")
@@ -139,8 +154,10 @@ def test_opcheck():
     given = draw((2, 5, 6), "ba")
     weight = given["weight"].detach()[None].requires_grad_()
     x, before, after = (given[n].detach()[None].requires_grad_() for n in ("x", "before", "after"))
-    torch.library.opcheck(registered.forward, (x, weight, weight.detach(), before, after, 2, 1e-5, True, True, DTYPE))
-    torch.library.opcheck(registered.forward, (x, None, None, None, None, 1, 1e-5, False, False, DTYPE))
+    torch.library.opcheck(
+        registered.forward, (x, weight, weight.detach(), before, after, None, None, 2, 1e-5, True, True, DTYPE)
+    )
+    torch.library.opcheck(registered.forward, (x, None, None, None, None, None, None, 1, 1e-5, False, False, DTYPE))
 
 
 @pytest.mark.skipif(GPU, reason="float64 only in the interpreter")

@@ -1,0 +1,38 @@
+"""Several projections of one input whose weights lie in one matrix."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NARROW, ALIGNED = 64, 8
+
+
+def projections(linear: nn.Linear, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """`linear` (without bias) of x, cut into parts of these widths.
+
+    On a GPU by products apart: each result lies by itself, while the gradients of parts of a common one would have to
+    be copied together. Narrow neighbours share a product, padded to rows of 16 bytes, which tensor cores ask for.
+    """
+    if not x.is_cuda:
+        return list(linear(x).split(list(widths), dim=-1))
+    found: list[Tensor] = []
+    row = 0
+    for group in neighbours(widths):
+        width = sum(group)
+        weight = linear.weight[row : row + width]
+        y = F.linear(x, F.pad(weight, (0, 0, 0, -width % ALIGNED)))
+        found += y[..., :width].split(group, dim=-1)
+        row += width
+    return found
+
+
+def neighbours(widths: Sequence[int]) -> list[list[int]]:
+    """[256, 2, 2, 128] -> [[256], [2, 2], [128]]"""
+    groups: list[list[int]] = []
+    for width in widths:
+        if groups and width < NARROW and groups[-1][-1] < NARROW:
+            groups[-1].append(width)
+        else:
+            groups.append([width])
+    return groups
