@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixassay import provenance
+from mixassay import plugins, provenance
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import bench_records
 from mixassay.runners.bench_records import Record
 from mixassay.runners.labels import find
-from mixassay.runners.session import plugin_files
 from mixassay.runners.store import read_shards
 
 WORKING = "the working tree"
@@ -205,7 +204,7 @@ def python_files(root: Path, place: Place) -> list[Path]:
     package = root / "src/mixassay"
     parts = [part.resolve() for part in (package, *package.glob("*/"))]
     outside = [path for path in files if path.is_file() and not any(path.is_relative_to(part) for part in parts)]
-    return outside + plugin_files(())
+    return outside + plugins.files()
 
 
 @contextlib.contextmanager

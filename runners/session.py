@@ -1,9 +1,7 @@
 """One `mixassay run`, from the loaded sweep to the ended workers, and the table of what is stored."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,8 +57,7 @@ class Session:
     def __init__(self, sweep: Sweep, options: Options) -> None:
         self.sweep, self.options = sweep, options
         self.store = Store(options.results)
-        if sweep.run.ranks > 1 and any(cell.sections.train.loop != "lm" for cell in sweep.cells()):
-            raise UserError(f"run.ranks={sweep.run.ranks} is for language models alone (train.loop: lm)")
+        check_ranks(sweep)
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
         self.crew, name, slots = crew_of(sweep.run, options)
@@ -68,7 +65,7 @@ class Session:
         self.settings = Settings(
             slots, run.timeout, run.hang, run.retries, options.max_time, options.fail_fast, reusable=on_cpu
         )
-        self.recorder = Recorder(name, threads=self.crew.threads, plugins=plugin_files(sweep.plugins))
+        self.recorder = Recorder(name, threads=self.crew.threads, plugins=plugins.files(sweep.plugins))
         self.folder = options.results / sweep.name
         self.plan = Plan(
             sweep,
@@ -145,7 +142,7 @@ def mirrored(display: Display, tracker: Tracker, folder: Path) -> Callable[[Even
 
 def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:
     """The sweep's table from what is stored, by the present code where that is complete."""
-    recorder = Recorder("any", threads=1, plugins=plugin_files(sweep.plugins))
+    recorder = Recorder("any", threads=1, plugins=plugins.files(sweep.plugins))
     sources = {cell.cell: recorder.source(cell.sections) for cell in sweep.cells()}
     return report.build(sweep, records, sources=sources)
 
@@ -169,6 +166,16 @@ def crew_of(run: Run, options: Options) -> tuple[Crew, str, int]:
     return crew, name, each * len(crew.devices)
 
 
+def check_ranks(sweep: Sweep) -> None:
+    """Raise `UserError` for runs that so many ranks cannot share."""
+    ranks = sweep.run.ranks
+    for train in (cell.sections.train for cell in sweep.cells() if ranks > 1):
+        if train.loop != "lm":
+            raise UserError(f"run.ranks={ranks} is for language models alone (train.loop: lm)")
+        if train.batch_size % ranks:
+            raise UserError(f"train.batch_size={train.batch_size} must be a multiple of run.ranks={ranks}")
+
+
 def language(run: Run) -> dict[str, Any]:
     """How a worker trains language models: see `lm.train.How`."""
     micro_batch = None if run.micro_batch == "auto" else run.micro_batch
@@ -184,15 +191,3 @@ def find_device(wanted: str, threads: int | str) -> tuple[Crew, str]:
     each = 1 if wanted == "cpu" else min(cores(), 8)  # models this small gain little from a second thread
     crew = Crew(wanted, threads if isinstance(threads, int) else each)
     return (crew, "cpu") if wanted == "cpu" else (crew, crew.ask_device())
-
-
-def plugin_files(names: Sequence[str]) -> list[Path]:
-    """The source files of a sweep's plug-ins and of the installed ones, found without importing them."""
-    modules = [entry.value.partition(":")[0] for entry in entry_points(group=plugins.GROUP)]
-    files = []
-    for name in [*modules, *names]:
-        if name.endswith(".py"):
-            files.append(Path(name))
-        elif (found := importlib.util.find_spec(name)) is not None and found.origin:
-            files.append(Path(found.origin))
-    return [path for path in files if path.is_file()]

@@ -103,10 +103,8 @@ EMBEDDINGS = ("embedding", "position")
 
 
 def _compare_code(about: dict[str, Any], plugin_names: Sequence[str]) -> None:
-    from mixassay.runners.session import plugin_files  # which a worker, that saves, has no use for
-
     spec = Sections.model_validate_json(json.dumps(about["config"]))
-    if source_of(spec, plugin_files(plugin_names)) != about["source"]:
+    if source_of(spec, plugins.files(plugin_names)) != about["source"]:
         warnings.warn(
             f"run {about['key']} was trained by other code than this (source {about['source']}): its weights are as"
             " they were, what the model computes with them may have changed",

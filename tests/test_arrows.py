@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "mixers": {"errors", "registry", "kernels", "mixers"},
     "tasks": {"errors", "registry", "draws", "tasks"},
     "errors": set[str](),
-    "registry": {"errors"},
+    "registry": {"errors", "plugins"},
     "spec": {"errors"},
     "draws": {"errors"},
     "model": BELOW_ALL | {"draws", "kernels", "mixers", "readout"},

@@ -53,7 +53,7 @@ def about(
 
 def load_verbs() -> None:
     """Import the modules of the verbs, which add themselves to `app`, in the order of `--help`."""
-    for module in ("run", "report", "diff", "audit", "inspect", "export", "eval", "rescore", "bench"):
+    for module in ("run", "report", "diff", "check", "new", "audit", "inspect", "export", "eval", "rescore", "bench"):
         importlib.import_module(f"{__name__}.{module}")
 
 

@@ -3,7 +3,6 @@
 import ast
 import json
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,7 +49,7 @@ def parts(kind: str) -> Iterator[tuple[str, str, str]]:
     """Tasks or mixers, by their files: nothing is imported, so one that is broken is listed like the others."""
     for path in sorted((PACKAGE / kind).glob("[!_]*.py")):
         yield path.stem, (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n")[0], str(path)
-    for entry in entry_points(group=plugins.GROUP):
+    for entry in plugins.installed(kind.removesuffix("s")).values():
         yield entry.name, f"plug-in of {entry.dist.name if entry.dist else '?'}", entry.value
 
 

@@ -27,7 +27,7 @@ def check(subject: Subject) -> Measured:
             y = forward(m, x)
             state = run_steps(m, x[:, :3])[1] if subject.steps else ()
         grads = torch.autograd.grad(y.double().square().sum(), list(m.parameters()), materialize_grads=True)
-        off = float((y.double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+        off = float((y.detach().double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
         if not off <= allowed:
             raise Failed(f"{name}: y of {T} tokens is off by {off:.2g}, more than {allowed:g}")
         for (who, _), grad in zip(m.named_parameters(), grads, strict=True):

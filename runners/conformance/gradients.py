@@ -1,4 +1,4 @@
-"""Autograd's gradient is the derivative: in float64, along a random direction u of every leaf,
+"""Autograd's gradient is the derivative, by finite differences in float64 along a random direction of every leaf.
 
     <dL/dp, u> = (L(p + h u) - L(p - h u)) / 2h,   L = <w, y>
 

@@ -23,7 +23,9 @@ def check(subject: Subject) -> Measured:
     together = m(x, cu_seqlens=ends)
     alone = torch.cat([m(part) for part in x.split(LENGTHS, dim=1)], dim=1)
     off = gap(together, alone)
-    grads = [torch.autograd.grad((y * weight).sum(), [x, *m.parameters()], materialize_grads=True) for y in (together, alone)]
+    grads = [
+        torch.autograd.grad((y * weight).sum(), [x, *m.parameters()], materialize_grads=True) for y in (together, alone)
+    ]
     off_grad = max(gap(a, b) for a, b in zip(*grads, strict=True))
     if max(off, off_grad) > subject.tolerance:
         raise Failed(f"packed sequences of {LENGTHS} tokens: y is off by {off:.2g}, a gradient by {off_grad:.2g}")

@@ -1,5 +1,4 @@
-"""forward takes [B, T, D] for any B, T >= 1 and returns as many finite numbers, in the same dtype and on the same device.
-"""
+"""Of [B, T, D], any B and T >= 1, forward makes as many finite numbers, in the same dtype and on the same device."""
 
 from torch import Tensor
 

@@ -27,7 +27,9 @@ def check(subject: Subject) -> Measured:
             y = vmap(alone)(params, buffers, x)
             grads = torch.autograd.grad((y * weight).sum(), list(params.values()), materialize_grads=True)
         except RuntimeError as problem:
-            raise Failed(f"under vmap: {' '.join(str(problem).split())[:200]}", f"{M} models, x {list(x.shape[1:])}") from problem
+            raise Failed(
+                f"under vmap: {' '.join(str(problem).split())[:200]}", f"{M} models, x {list(x.shape[1:])}"
+            ) from problem
         for i, m in enumerate(models):
             wanted = m(x[i], *told)
             own = torch.autograd.grad((wanted * weight[i]).sum(), list(m.parameters()), materialize_grads=True)

@@ -4,32 +4,38 @@ On the CPU forms are compared in float64. On a GPU they are compared in float32,
 serve; two forms may then differ by what a tensor core rounds.
 """
 
-import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from mixassay import plugins
 from mixassay.errors import UserError
+from mixassay.fields import explained
 from mixassay.mixers import Mixer, State, mixer
-from mixassay.registry import Registry, bind, suggest
+from mixassay.registry import arguments, bind, suggest
+from mixassay.source import Node, Place
 
+CPU = torch.device("cpu")
+GIVEN = ("d_model",)
 NUDGE = 0.01
 
 
 @dataclass(frozen=True)
 class Subject:
-    """`args` are the mixer's keyword arguments. `full`: longer sequences, more of them, the compiler that users have."""
+    """`args` are the mixer's keyword arguments. `full`: longer sequences, more of them, and the real compiler."""
 
     name: str
     cls: type[Mixer]
     args: Mapping[str, Any] = field(default_factory=dict)
     d_model: int = 16
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     full: bool = False
 
     @property
@@ -69,6 +75,20 @@ class Subject:
         return self.cls.step is not Mixer.step and self.cls.init_state is not Mixer.init_state
 
 
+def device(name: str) -> torch.device:
+    """The device of that name, if it is here."""
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"--device should be cpu, cuda or cuda:N, got {name}")
+    found = torch.device(name)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name} is asked for, but torch sees none here")
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def forward(m: Mixer, x: Tensor) -> Tensor:
     """y [B, T, D]. A mixer that wants to be told where segments begin is told: every five tokens."""
     y: Tensor = m(x, *([changes(x)] if m.told_changes else []))
@@ -99,38 +119,47 @@ def gap(found: Tensor, wanted: Tensor) -> float:
 def find(name: str, args: Mapping[str, Any] | None = None, **how: Any) -> Subject:
     """The subject of `name`: a registered mixer, `path.py:Class`, or `package.module:Class`.
 
-    Of a file or module with one mixer the class need not be named. Raises `UserError` where there is no such mixer, or
-    it cannot be made with these arguments and this width.
+    Of a file or module with one mixer the class need not be named. `how`: the subject's other fields. Raises
+    `UserError` where there is no such mixer, or it cannot be made with these arguments and this width.
     """
-    cls = resolve(name)
+    cls, args = resolve(name), args or {}
     try:
-        subject = Subject(name, cls, bind(cls, args or {}, given=("d_model",)), **how)
+        subject = Subject(name, cls, bind(cls, args, GIVEN), **how)
         subject.build()
+    except ValidationError as fault:
+        at = Place(name)
+        given = Node({key: Node(value, at) for key, value in args.items()}, at)
+        messages = (message for _, message in explained(fault, arguments(cls, GIVEN), given, ""))
+        raise UserError(f"{name}: {'; '.join(messages)}") from fault
     except UserError as fault:
         raise UserError(f"{name}: {fault}") from fault
-    except (TypeError, ValueError) as fault:
-        raise UserError(f"{name} cannot be made with d_model={how.get('d_model', 16)}: {plugins.told(fault)}") from fault
+    except Exception as fault:
+        raise UserError(f"{name} cannot be made: {plugins.told(fault)}") from fault
     return subject
 
 
 def resolve(name: str) -> type[Mixer]:
     module, _, wanted = name.partition(":")
     if module.endswith(".py"):
-        found = plugins.load_file(plugins.Path(module))
+        found = plugins.load_file(Path(module))
     elif wanted or "." in module:
         plugins.load([module])
-        found = importlib.import_module(module)
+        found = sys.modules[module]
     else:
-        return mixer[name]
-    own = {n: c for n, c in vars(found).items() if is_mixer(c) and c.__module__ == found.__name__}
+        try:
+            return mixer[name]
+        except ImportError as fault:
+            raise UserError(f"mixer {name}: {plugins.told(fault)}") from fault
+    known = {n: c for n, c in vars(found).items() if is_mixer(c)}
+    own = [n for n, c in known.items() if c.__module__ == found.__name__]
     if not wanted and len(own) == 1:
-        return next(iter(own.values()))
-    if wanted and is_mixer(vars(found).get(wanted)):
-        cls: type[Mixer] = vars(found)[wanted]
+        wanted = own[0]
+    if wanted in known:
+        cls: type[Mixer] = known[wanted]
         return cls
     if not own:
         raise UserError(f"{module} has no subclass of mixassay.mixers.Mixer")
-    raise UserError(f"{name}: name one class of {module}.{suggest(wanted, list(own))}")
+    raise UserError(f"{name}: name one of the mixers of {module}.{suggest(wanted, own)}")
 
 
 def is_mixer(thing: object) -> bool:

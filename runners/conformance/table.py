@@ -5,11 +5,13 @@ once, where it is.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+from mixassay.errors import UserError
+from mixassay.registry import suggest
 from mixassay.runners.conformance import (
     after_end,
     batch,
@@ -88,6 +90,15 @@ CHECKS = (
     check_of(initialisation),
     check_of(recall, "shape"),
 )
+
+
+def chosen(names: Sequence[str]) -> tuple[Check, ...]:
+    """The checks of these names, all if there is none, in the table's order."""
+    known = [check.name for check in CHECKS]
+    for name in names:
+        if name not in known:
+            raise UserError(f'unknown check "{name}".{suggest(name, known)}')
+    return tuple(check for check in CHECKS if not names or check.name in names)
 
 
 def run(subject: Subject, checks: tuple[Check, ...] = CHECKS) -> Iterator[Result]:

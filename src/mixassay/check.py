@@ -45,7 +45,6 @@ def check(sweep: Sweep) -> None:
 
 def load_plugins(sweep: Sweep) -> None:
     """Import the plug-ins of a sweep; what fails is told at the place that names them."""
-    plugins.load()
     problems = Problems()
     for i, name in enumerate(sweep.plugins):
         try:

@@ -12,10 +12,12 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import mixassay
+from mixassay import plugins as plug_ins
 from mixassay.errors import UserError
 from mixassay.record import Code
 from mixassay.spec import Sections, digest
@@ -24,36 +26,57 @@ PACKAGE = Path(__file__).parent
 HARNESS = {"stack": ("mixassay.model", "mixassay.runners.train"), "lm": ("mixassay.model", "mixassay.runners.lm.train")}
 """What trains a run, by its `train.loop`."""
 
+RECORDED = ("torch", "triton", "numpy")
+"""Distributions whose versions belong to the environment."""
+
 
 def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
     """Hash of the code that a run depends on. `plugins` are the files of the sweep's plug-ins.
 
-    A name without a file in the package comes from the plug-in that registers it; where none can be seen to (the
-    name is computed, say), all plug-ins count.
+    A name without a file in the package comes from the plug-in that registers it, or is installed by that name; where
+    none can be seen to (the name is computed, say), all plug-ins count.
     """
     wanted = [("task", spec.task.name), ("mixer", spec.mixer.name)]
     if spec.model.hybrid is not None:
         wanted.append(("mixer", spec.model.hybrid.name))
-    plugins = tuple(plugins)
+    files = tuple(plugins)
     roots: list[str | Path] = []
     for kind, name in wanted:
         module = f"mixassay.{kind}s.{name}"
         if _file(module) is not None:
             roots.append(module)
         else:
-            mine = [path for path in plugins if registers(path.read_bytes(), kind, name)]
-            roots.extend(mine or plugins)
+            mine = [path for path in files if registers(path.read_bytes(), kind, name)]
+            entry = plug_ins.installed(kind).get(name)
+            if not mine and entry is not None and (file := plug_ins.module_file(entry.module)) is not None:
+                mine = [file]
+            roots.extend(mine or files)
     return source_hash([*HARNESS[spec.train.loop], *roots])
 
 
 def source_hash(roots: Iterable[str | Path]) -> str:
-    """Hash of the files that `roots` (module names of the package, or files of plug-ins) reach by imports."""
+    """Hash of the files that `roots` (module names of the package, or files of plug-ins) reach by imports, and of the
+    versions of what else plug-ins import."""
     files = closure(roots)
-    return digest({name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}, length=16)
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return digest(hashes | versions(files), length=16)
+
+
+def versions(files: Mapping[str, Path]) -> dict[str, str]:
+    """Distribution -> version, of all that plug-ins among these modules import and the environment does not name."""
+    found: dict[str, str] = {}
+    for name, path in files.items():
+        if not name.startswith("mixassay"):
+            tops = {imported.partition(".")[0] for imported in _imports(path.read_bytes(), name, _is_package(path))}
+            known = {"mixassay", name.partition(".")[0], *RECORDED} | sys.stdlib_module_names
+            for top in tops - known:
+                found |= {dist: str(_installed(dist)) for dist in _distributions().get(top, ())}
+    return dict(sorted(found.items()))
 
 
 def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
-    """Module name -> file, for the roots and all they import from the package or from beside a plug-in file.
+    """Module name -> file, for the roots and all they import from this package, from a plug-in's own package, or from
+    beside a plug-in file.
 
     Imports are followed wherever they stand, in functions too, and importing a module counts its parent packages.
     """
@@ -61,7 +84,7 @@ def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
     todo: list[tuple[str, Path | None]] = []
     for root in roots:
         if isinstance(root, Path):
-            todo.append((root.stem, root))
+            todo.append((_plugin_name(root), root))
         elif _file(root) is None:
             raise UserError(f"cannot hash the source of {root}: no such module in {PACKAGE}")
         else:
@@ -72,13 +95,41 @@ def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
         if path is None or name in found:
             continue
         found[name] = path
-        for imported in _imports(path.read_bytes(), name, path.name == "__init__.py"):
-            beside = path.parent / f"{imported}.py"
+        own = not name.startswith("mixassay")
+        for imported in _imports(path.read_bytes(), name, _is_package(path)):
             if _file(imported) is not None:
                 todo.append((imported, None))
-            elif not name.startswith("mixassay") and "site-packages" not in path.parts and beside.is_file():
-                todo.append((imported, beside))
+            elif own and (other := _beside(path, name, imported)) is not None:
+                todo.append((imported, other))
     return dict(sorted(found.items()))
+
+
+def _is_package(path: Path) -> bool:
+    return path.name == "__init__.py"
+
+
+def _plugin_name(path: Path) -> str:
+    """The name of a plug-in's module, that of its package in front."""
+    parts, folder = [] if _is_package(path) else [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)
+
+
+def _beside(path: Path, name: str, imported: str) -> Path | None:
+    """The file of a module that the plug-in at `path` imports from its own package or, unless it is installed among
+    others, from the folder that it lies in."""
+    depth, parts = name.count(".") + _is_package(path), imported.split(".")
+    folder = path.parents[depth]  # that of the top-level package or file
+    installed = "site-packages" in path.parts
+    places = [folder.joinpath(*parts)] if not installed or parts[0] == name.partition(".")[0] else []
+    places += [] if installed else [path.parent.joinpath(*parts)]
+    for place in places:
+        for file in (place / "__init__.py", place.with_name(place.name + ".py")):
+            if file.is_file():
+                return file
+    return None
 
 
 def _file(module: str) -> Path | None:
@@ -173,7 +224,7 @@ def environment(device: str, **more: str | int | bool | None) -> dict[str, str |
         "class": env_class(device),
         "device": device,
         "python": platform.python_version(),
-        **{name: _installed(name) for name in ("torch", "triton", "numpy")},
+        **{name: _installed(name) for name in RECORDED},
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -193,6 +244,11 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def _cpu() -> str:

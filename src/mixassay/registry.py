@@ -1,8 +1,8 @@
 """Names to objects, one registry per kind of thing (`task`, `mixer`).
 
 A built-in is found by its file name and imported only when asked for: `mixers/mamba2.py` is `name: mamba2`, so
-a missing dependency breaks one mixer, not the package. A plug-in registers itself when its module is imported
-(`plugins:` in the YAML, or an entry point). There is no list to keep.
+a missing dependency breaks one mixer, not the package. So is an installed plug-in, by the name of its entry point; one
+that a sweep names (`plugins:`) registers itself when it is imported. There is no list to keep.
 """
 
 import difflib
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from mixassay import plugins
 from mixassay.errors import UserError
 
 T = TypeVar("T", bound=type)
@@ -48,15 +49,26 @@ class Registry(Generic[T]):
         return register
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._found and name in self._files():
+        builtin, installed = name in self._files(), name in plugins.installed(self.kind)
+        if builtin and installed:
+            entry = plugins.installed(self.kind)[name]
+            raise UserError(f'{self.kind} "{name}" is built in; the installed {entry.value} needs another name')
+        if name not in self._found and builtin:
             importlib.import_module(self._module(name))
+        elif name not in self._found and installed:
+            cls = plugins.load_installed(self.kind, name)  # which may register itself
+            self._found.setdefault(name, cast(T, cls))
         if name not in self._found:
             raise UserError(f'unknown {self.kind} "{name}".{suggest(name, self.names())}')
         return self._found[name]
 
     def names(self) -> list[str]:
-        """Every name that can be asked for: files of the package and registered plug-ins. Imports nothing new."""
-        return sorted(self._files() | set(self._found))
+        """Every name that can be asked for: files of the package, plug-ins installed and registered. Imports none."""
+        return sorted(self._files() | set(plugins.installed(self.kind)) | set(self._found))
+
+    def built_in(self) -> list[str]:
+        """The names that come with the package."""
+        return sorted(self._files())
 
     def _files(self) -> set[str]:
         path = importlib.import_module(self.package).__path__

@@ -40,6 +40,7 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
     page = [*ROOT.glob("runners/page/*.css"), *ROOT.glob("runners/page/*.js")]
     assert len(page) == 2
     tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in page}
+    tree.add("mixassay/runners/scaffold/my_mixer.yaml")
     texts = [*ROOT.glob("tasks/ruler/data/*.txt")]
     assert len(texts) == 6
     tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in texts}
