@@ -36,9 +36,8 @@ class Ranks:
         return self.rank == 0
 
     def part(self, batch: int) -> slice:
-        """This rank's rows of a batch."""
-        if batch % self.n:
-            raise UserError(f"train.batch_size={batch} must be a multiple of run.ranks={self.n}")
+        """This rank's rows of a batch, which n must divide."""
+        assert batch % self.n == 0, f"{batch} rows for {self.n} ranks"
         return slice(self.rank * batch // self.n, (self.rank + 1) * batch // self.n)
 
     def wrap(self, module: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import report
 from mixassay.runners.figures import figure
+from mixassay.runners.marks import Panel
 from mixassay.runners.plot import plot
 from mixassay.sweep import Sweep
 
@@ -41,7 +42,7 @@ def test_loss_by_position(sweep, record_of, tmp_path):
     records = [record_of(run, 0.5, language=said(2.0 + run.seed)) for run in runs[:-1]] + [record_of(runs[-1], None)]
     drawn = figure(report.build(sweep, records), "positions")
     assert [panel.title for panel in drawn.panels] == ["seq_len=64", "seq_len=128"]
-    first, second = drawn.panels
+    first, second = (panel for panel in drawn.panels if isinstance(panel, Panel))
     assert [(series.name, len(series.curves)) for series in first.series] == [("attention", 2), ("mamba2", 1)]
     assert first.series[0].curves[1].points == ((0.0, 3.0), (31.0, 3.0), (63.0, 2.0))
     assert first.y.low < 1 < 3 < first.y.high
