@@ -143,7 +143,7 @@ def judge(tasks: dict[str, Any], *, honest: bool) -> Any:
 
     class Judge(LM):  # type: ignore[misc]
         def loglikelihood(self, requests: Iterable[Any]) -> list[tuple[float, bool]]:
-            return [(0.0, True) if favours(request) else (-1e4, False) for request in requests]
+            return [(0.0, True) if favours(request) else (-100.0, False) for request in requests]
 
         def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
             return [0.0] * len(requests)

@@ -66,7 +66,8 @@ def task(name: str, folder: Path) -> Any:
         )
     library, datasets = need("lm_eval", "lm", "mixassay eval"), need("datasets", "lm", "mixassay eval")
     load_yaml = need("lm_eval.tasks._yaml_loader", "lm", "mixassay eval").load_yaml
-    rows = datasets.load_dataset("json", data_files={"test": str(file)}, split="test")
+    with quiet():
+        rows = datasets.load_dataset("json", data_files={"test": str(file)}, split="test")
     missing = [field for field in stock.fields if field not in rows.column_names]
     if missing:
         raise UserError(f"{file}: no field {', '.join(missing)}; found {', '.join(rows.column_names)}")

@@ -211,7 +211,7 @@ def heatmap(found: Evaluations) -> Figure:
                 if place is not None:
                     shades |= {(length, depth): shade for depth, shade in depths(place).items()}
             if shades:
-                columns, rows = (tuple(sorted({at[i] for at in shades})) for i in (0, 1))
+                columns, rows = tuple(sorted({length for length, _ in shades})), tuple(range(0, 100, 10))
                 whole = {(c, r): shades.get((c, r), NOTHING) for c in columns for r in rows}
                 panels.append(Heatmap(f"{task}, {name}", row, "length", "depth, per cent", columns, rows, whole))
     if not panels:
