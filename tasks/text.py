@@ -30,7 +30,8 @@ PACKED = 64
 class Text:
     """Rows of `seq_len` tokens.
 
-    files      text files, or folders of which every .txt file is read; their hash is part of a run's record
+    files      text files, folders of which every .txt file is read, or "moby_dick" and "on_liberty", which are shipped;
+               their hash is part of a run's record
     tokenizer  "bytes", the path of a tokenizer.json, or "bpe-4096": a BPE built from the training text
     held_out   share of every file, at its end, for validation, and as much for tests
     samples    RULER tasks, of which one is drawn for each sample (all but the two of questions and answers)

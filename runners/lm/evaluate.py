@@ -20,7 +20,7 @@ WINDOW = 501
 POINTS = 128
 """Positions that a record keeps of it."""
 
-TOKENS_AT_ONCE = 2**16
+TOKENS_AT_ONCE = 2**15
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ VERSION = 1
 BPE = "bpe-"
 """`bpe-4096` is a BPE of 4096 words, built from the training part of the text."""
 
+SHIPPED = ("moby_dick", "on_liberty")
+"""Texts that come with the package, for RULER's haystacks: these begin with On Liberty."""
+
+DATA = Path(__file__).parent / "tasks" / "ruler" / "data"
+
 Split = Literal["train", "valid", "test"]
 
 
@@ -56,10 +61,12 @@ class Corpus:
 
 @cache
 def read(files: tuple[str, ...], held_out: float) -> Corpus:
-    """Files as named, and of folders all .txt below, by name. Raises `UserError` for what is not there or no UTF-8."""
+    """Files as named, of folders all .txt below, by name, and shipped texts. Raises `UserError` for what is not there or
+    no UTF-8."""
     paths: list[Path] = []
     for name in files:
-        below = sorted(Path(name).rglob("*.txt")) if Path(name).is_dir() else [Path(name)]
+        path = DATA / f"{name}.txt" if name in SHIPPED else Path(name)
+        below = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
         if not below:
             raise UserError(f"the folder {name} holds no .txt file")
         paths += below

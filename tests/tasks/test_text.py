@@ -44,6 +44,7 @@ def test_the_hash_is_of_what_files_hold(files, tmp_path):
         (tmp_path / name).write_text(text)
     assert corpus.read((str(tmp_path),), 0.1).sha256 == whole.sha256
     assert corpus.read((str(tmp_path / "x.txt"),), 0.1).sha256 != whole.sha256
+    assert corpus.read(("moby_dick",), 0.1).texts[0].startswith("Call me Ishmael.")
 
 
 @pytest.mark.parametrize(
