@@ -9,6 +9,7 @@ from torch import Tensor
 from mixassay.errors import UserError
 from mixassay.kernels import resolve
 from mixassay.kernels.common.precision import accumulator, no_autocast
+from mixassay.kernels.common.registered import against_triton
 from mixassay.kernels.common.shapes import Axes
 from mixassay.kernels.dla import chunked, dense, reference
 from mixassay.kernels.dla.slots import Schedule, move
@@ -18,6 +19,8 @@ Scope = Literal["all", "segment"]
 DENSE = 512
 """Tokens up to which one product of all pairs is used; about the slots' R K, above which states are cheaper."""
 CHUNK = 64
+WIDEST = 128
+"""Of keys and values in the Triton kernels."""
 
 
 def dla(
@@ -56,7 +59,9 @@ def dla(
     chunk_size   tokens of a chunk of the torch form; None: all in one for up to 512 tokens, and for scope "segment"
     returns      o [B, T, H, V] in v's dtype
 
-    Sums are float32, or float64 if an input is. May run under vmap. Raises UserError for shapes that do not fit.
+    Sums are float32, or float64 if an input is. May run under vmap. Raises UserError for shapes that do not fit and for
+    a backend that cannot serve. On a GPU the Triton kernels, of a scalar decay or none, multiply in the dtype of q, k
+    and v, or autocast's; what they do not do takes the torch form.
     """
     axes = Axes("dla")
     axes.check("q", q, "BTGK")
@@ -77,8 +82,14 @@ def dla(
         raise UserError(f'dla: unknown scope "{scope}", expected one of {", ".join(get_args(Scope))}')
     if opening is not None and (gate is None or scope != "all"):
         raise UserError('dla: a soft register (opening) needs a gate, and scope "all"')
-    chosen = resolve("dla", backend, against_triton="it has no Triton kernels")
+    against = against_triton(q, k, v, rank_scale, schedule.starts, log_decay, beta, gate)
+    frozen = scope == "segment" and log_decay is not None
+    chosen = resolve("dla", backend, against_triton=_no_kernel(q, v, beta, opening, frozen) or against)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if chosen == "triton":
+        from mixassay.kernels.dla import registered  # the package triton may not be there
+
+        return registered.dla(q, k, v, rank_scale, schedule, log_decay, gate, scale)
     dtype, out = accumulator(q, k, v, rank_scale, log_decay, beta, gate), v.dtype
     with no_autocast(q):
         q, k, v, rank_scale = (x.to(dtype) for x in (q, k, v, rank_scale))
@@ -96,6 +107,18 @@ def dla(
 
             o = form(rank_scale, v) if gate is None else with_gate(form, rank_scale, v, schedule.boundary, gate)
     return o.to(out)
+
+
+def _no_kernel(q: Tensor, v: Tensor, beta: Tensor | None, opening: Tensor | None, frozen: bool) -> str | None:
+    """Why there is no Triton kernel for such a call, or None."""
+    if beta is not None:
+        return "it has no kernels for the delta rule"
+    if opening is not None:
+        return "it has no kernels for a soft register"
+    if frozen:
+        return "it has no kernels for decays that stop where a slot ends"
+    K, V = q.shape[-1], v.shape[-1]
+    return f"its heads are K = {K} and V = {V} wide, more than {WIDEST}" if max(K, V) > WIDEST else None
 
 
 def dla_step(

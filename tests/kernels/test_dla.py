@@ -246,7 +246,8 @@ def test_what_does_not_fit_is_said() -> None:
         (lambda: dla(**given, schedule=found, opening=found.shift), "needs a gate"),
         (lambda: cut(given, forced=found.boundary),
          "either a threshold or forced"),
-        (lambda: dla(**given, schedule=found, backend="triton"), "it has no Triton kernels"),
+        (lambda: dla(**given | {"beta": given["log_decay"]}, schedule=found, backend="triton"),
+         "it has no kernels for the delta rule"),
     ]  # fmt: skip
     for call, message in wrong:
         with pytest.raises(UserError, match=message):

@@ -1,0 +1,114 @@
+"""The Triton kernels as torch operators: autograd, vmap (the mapped axis joins the batch), fake tensors, opcheck.
+
+An operator returns tensors only, so what is absent is a tensor without elements.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixassay.kernels.common.registered import folded, nothing, on_device, operand_dtype, present, unfolded
+from mixassay.kernels.dla import triton
+from mixassay.kernels.dla.slots import Schedule
+
+
+def dla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    schedule: Schedule,
+    log_decay: Tensor | None,
+    gate: Tensor | None,
+    scale: float,
+) -> Tensor:
+    dtype, out = operand_dtype(q, k, v), v.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    q, k, v, rank_scale = q.to(dtype), k.to(dtype), v.to(dtype), rank_scale.to(wide)
+    log_decay, gate = (None if x is None else x.to(wide) for x in (log_decay, gate))
+    o: Tensor = forward(q, k, v, rank_scale, schedule.starts, log_decay, gate, schedule.boundary, scale)
+    return o.to(out)
+
+
+@torch.library.custom_op("mixassay::dla", mutates_args=())
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    starts: Tensor,
+    log_decay: Tensor | None,
+    gate: Tensor | None,
+    boundary: Tensor,
+    scale: float,
+) -> Tensor:
+    """o, which a gate does not change: it and the boundaries are for the backward."""
+    with on_device(q):
+        return triton.forward(q, k, v, rank_scale, starts, log_decay, scale)
+
+
+@torch.library.custom_op("mixassay::dla_backward", mutates_args=())
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    starts: Tensor,
+    log_decay: Tensor | None,
+    boundary: Tensor | None,
+    do: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with on_device(q):
+        *grads, dg, dgate = triton.backward(q, k, v, rank_scale, starts, log_decay, boundary, do, scale)
+    dq, dk, dv, dweights = grads
+    return dq, dk, dv, dweights, nothing(q) if dg is None else dg, nothing(q) if dgate is None else dgate
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+@backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    starts: Tensor,
+    log_decay: Tensor | None,
+    boundary: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv, dweights = (x.new_empty(x.shape) for x in (q, k, v, rank_scale))
+    absent = nothing(q)
+    each = rank_scale.new_empty(rank_scale.shape[:3])
+    dg = absent if log_decay is None else each
+    return dq, dk, dv, dweights, dg, torch.empty_like(absent if boundary is None else each)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, gate, boundary, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, None if gate is None else boundary)
+
+
+def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, boundary = ctx.saved_tensors
+    dq, dk, dv, dweights, dg, dgate = backward(*tensors, boundary, do, ctx.scale)
+    return dq, dk, dv, dweights, None, present(dg), present(dgate), None, None
+
+
+forward.register_autograd(_gradients, setup_context=_remember)
+
+
+@forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    results, dims = unfolded(info, (forward(*folded(info, in_dims, args)),))
+    return results[0], dims[0]
+
+
+@backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    return unfolded(info, backward(*folded(info, in_dims, args)))

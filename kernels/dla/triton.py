@@ -1,0 +1,889 @@
+"""Dynamic linear attention on bases with a scalar decay, in Triton: kernels and their launches, forward and backward.
+
+Tokens are cut into tiles of C. With s the scale, G the inclusive cumulative log decay, D[t, j] = e^{G_t - G_j} for
+j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K^T) . (dO V^T) . D:
+
+    A  = s (Q K^T) . D . M            O  = A V
+    dA = s (dO V^T) . D . M           dQ = dA K     dK = dA^T Q     dV = A^T dO
+    drank_scale[t, r] = sum of F[t, j] over the tokens j of rank r at t
+    dlog_decay_i = sum of u_t over t >= i,   u = row sums less column sums of F . M
+    dgate_i = the same of F . up (no boundary at i) or F . down (one at i): straight_through.py
+
+Short sequences: all pairs of tiles, each with its mask, for which a loop goes over the ranks that occur in it. Ranks
+rise with t and fall with j, so these are counted at two corners.
+
+Long ones: slots only ever meet, so tiles that lie in one slot once do so for good, and are read as one state. A binary
+tree has the states of 2^h tiles side by side; tile n reads, from its own start back, the largest node that ends there
+and lies within one slot, or, where not even a tile does, that tile's pairs. So what is read of the past are a few
+states for each slot, and nothing is done in sequence. Who reads a node is one run of tiles: from the first that finds
+it in one slot (`span_kernel`) to the last that does not find its parent so. Its gradient is the sum over these; a
+tile's is the sum over the nodes that it is part of.
+
+The two sides of u are sums over differently made states, and cancel: where u is wanted, products with states are of two
+bfloat16 parts, high and low, so that both sides hold the same numbers.
+
+A product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixassay.kernels.common.triton import (
+    WEAKEST,
+    load_log_decay,
+    load_rows,
+    operands,
+    store_rows,
+    sum_dtype,
+    weight,
+)
+
+# Compiled once, whatever the sizes.
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT"])
+
+
+@triton.jit
+def _tile(H, NT):
+    """Head in all, its batch row and number, and the tile: the last tiles, which have most to read, come first."""
+    index = tl.program_id(0).to(tl.int64)
+    head, n = index // NT, (NT - 1 - index % NT).to(tl.int32)
+    return head, head // H, head % H, n
+
+
+@triton.jit
+def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
+    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts."""
+    high = y.to(DOT)
+    acc = tl.dot(x, high, acc=acc, input_precision=PREC, out_dtype=ACC)
+    if TWICE:
+        acc = tl.dot(x, (y - high.to(ACC)).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
+    return acc
+
+
+@triton.jit
+def _corner(starts, t, j, r, H, SLOTS: tl.constexpr):
+    """The rank of token j at token t."""
+    begin = tl.load(starts + t * H * SLOTS + r, mask=r < SLOTS, other=0)
+    return tl.sum((begin > j).to(tl.int32))
+
+
+@triton.jit
+def _seen(rank_scale, starts, i, left, j, lowest, highest, H, SLOTS: tl.constexpr):
+    """For token j as rows i see it: its rank, the rank's weight, and the weights next to it."""
+    live = i < left
+    at = i * H * SLOTS
+    rank = tl.zeros_like(i) + lowest
+    for r in range(lowest + 1, highest + 1):
+        rank += (j < tl.load(starts + at + r - 1, mask=live, other=0)).to(tl.int32)
+    w = tl.load(rank_scale + at + rank, mask=live, other=0.0)
+    up = tl.load(rank_scale + at + rank + 1, mask=live & (rank + 1 < SLOTS), other=0.0)
+    down = tl.load(rank_scale + at + rank - 1, mask=live & (rank > 0), other=0.0)
+    return rank, w, tl.where(rank + 1 < SLOTS, up - w, 0.0), tl.where(rank > 0, w - down, 0.0)
+
+
+@kernel
+def decay_kernel(log_decay, G, totals, T, NT, H, C: tl.constexpr, SUM: tl.constexpr):
+    """G [B H, T] from the start of each tile, and whole tiles [B H, NT]; base 2."""
+    head, b, h, n = _tile(H, NT)
+    i = tl.arange(0, C)
+    left = T - n * C
+    g = load_log_decay(log_decay + (b * T + n * C) * H + h, i, left, H, SUM)
+    tl.store(G + head * T + n * C + i, tl.cumsum(g), mask=i < left)
+    tl.store(totals + head * NT + n, tl.sum(g))
+
+
+@kernel
+def leaf_kernel(
+    k,
+    v,
+    G,
+    P,
+    tree,  # [B H, NODES, K, V]
+    T,
+    NT,
+    H,
+    R,
+    NODES,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    TWICE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """A tile's own state at its end."""
+    head, b, h, n = _tile(H, NT)
+    row = b * T + n * C
+    left = T - n * C
+    i = tl.arange(0, C)
+    kk = tl.arange(0, BK)
+    vv = tl.arange(0, BV)
+    keys = (H // R) * K
+    ks = load_rows(k + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
+    vs = load_rows(v + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC)
+    if DECAY:
+        at_P = P + head * (NT + 1) + n
+        total = tl.load(at_P + 1) - tl.load(at_P)
+        Gs = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+        vs *= weight(total.to(Gs.dtype) - Gs, ACC)[:, None]
+    S = _dot(tl.trans(ks), vs, tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
+    at = tree + (head * NODES + n) * K * V + kk[:, None] * V + vv[None, :]
+    tl.store(at, S, mask=(kk < K)[:, None] & (vv < V)[None, :])
+
+
+@kernel
+def up_kernel(tree, P, NT, HEIGHT, below, here, NODES, SIZE: tl.constexpr, BLOCK: tl.constexpr, DECAY: tl.constexpr):
+    """The nodes of 2^HEIGHT tiles; `below` and `here` are where the nodes of a height begin."""
+    count = NT >> HEIGHT
+    index = tl.program_id(0).to(tl.int64)
+    block, index = index % tl.cdiv(SIZE, BLOCK), index // tl.cdiv(SIZE, BLOCK)
+    head, node = index // count, index % count
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    keep = at < SIZE
+    child = tree + (head * NODES + below + 2 * node) * SIZE + at
+    S = tl.load(child, mask=keep, other=0.0)
+    if DECAY:
+        at_P = P + head * (NT + 1) + (2 * node + 1 << HEIGHT - 1)
+        S *= weight(tl.load(at_P + (1 << HEIGHT - 1)) - tl.load(at_P), S.dtype)
+    tl.store(
+        tree + (head * NODES + here + node) * SIZE + at, S + tl.load(child + SIZE, mask=keep, other=0.0), mask=keep
+    )
+
+
+@triton.jit
+def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
+    """Height (-1: not even a tile) and place in the tree of the largest node that ends with tile p - 1 and lies within
+    the slot that begins at token `begin`."""
+    h = tl.full([], -1, dtype=tl.int32)
+    offset = tl.zeros([], dtype=tl.int32)
+    if (p - 1) * C >= begin:
+        h += 1
+        while (h + 1 < HEIGHTS) & ((p >> h) & 1 == 0) & ((p - (2 << h)) * C >= begin):
+            offset += NT >> h
+            h += 1
+    return h, offset + (p >> tl.maximum(h, 0)) - 1
+
+
+@kernel
+def output_kernel(
+    q,
+    k,
+    v,
+    rank_scale,  # [B, T, H, SLOTS]
+    starts,
+    G,
+    P,  # [B H, NT + 1]: log decay before each tile, float64
+    tree,
+    o,
+    scale,
+    T,
+    NT,
+    H,
+    R,
+    NODES,
+    HEIGHTS,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    TREE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    head, b, h, n = _tile(H, NT)
+    first = b * T
+    row = first + n * C
+    left = T - n * C
+    i = tl.arange(0, C)
+    kk = tl.arange(0, BK)
+    vv = tl.arange(0, BV)
+    r = tl.arange(0, BS)
+    keys = (H // R) * K
+    at_k = k + first * keys + (h // R) * K
+    at_v = v + (first * H + h) * V
+    at_w = rank_scale + (row * H + h) * SLOTS
+    at_st = starts + (row * H + h) * SLOTS
+    last = tl.minimum(left, C) - 1
+    qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
+    if DECAY:
+        at_G = G + head * T
+        at_P = P + head * (NT + 1)
+        to = tl.load(at_G + n * C + i, mask=i < left, other=0.0)
+    out = tl.zeros([C, BV], dtype=ACC)
+    p = n + 1
+    while p > 0:
+        height = tl.full([], -1, dtype=tl.int32)
+        if TREE:
+            begin = tl.load(at_st + r, mask=r < SLOTS, other=0)
+            begin = tl.max(tl.where(begin < p * C, begin, 0))
+            height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
+            if height >= 0:
+                j = p * C - 1
+                lowest = _corner(at_st, 0, j, r, H, SLOTS)
+                highest = _corner(at_st, last, j, r, H, SLOTS)
+                _, w, _, _ = _seen(at_w, at_st, i, left, j, lowest, highest, H, SLOTS)
+                at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
+                S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
+                if DECAY:
+                    w *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)
+                out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
+                p -= 1 << height
+        if height < 0:
+            p -= 1
+            j = p * C + i
+            ks = load_rows(at_k + p * C * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+            if DECAY:
+                since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
+                since -= tl.load(at_G + j, mask=j < T, other=0.0)
+                A *= weight(to[:, None] + since[None, :], ACC)
+            A = tl.where((n * C + i)[:, None] >= j[None, :], A, 0.0)
+            lowest = _corner(at_st, 0, p * C + C - 1, r, H, SLOTS)
+            highest = _corner(at_st, last, p * C, r, H, SLOTS)
+            w = tl.load(at_w + i * H * SLOTS + lowest, mask=i < left, other=0.0)
+            AM = A * w[:, None]  # not M alone: so it lies as A does
+            for rank in range(lowest + 1, highest + 1):
+                begins = tl.load(at_st + i * H * SLOTS + rank - 1, mask=i < left, other=0)
+                w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
+                AM = tl.where(j[None, :] < begins[:, None], A * w[:, None], AM)
+            vs = load_rows(at_v + p * C * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
+    store_rows(o + (row * H + h) * V, out * scale, i, left, vv, H * V, V, BV)
+
+
+@kernel
+def span_kernel(
+    starts,
+    spans,  # [B H, NODES]
+    T,
+    NT,
+    H,
+    NODES,
+    HEIGHTS,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first tile that finds each node within one slot (NT: none does), by bisection."""
+    index = tl.program_id(0).to(tl.int64)
+    head, index = index // tl.cdiv(NODES, BLOCK), index % tl.cdiv(NODES, BLOCK)
+    b, h = head // H, head % H
+    r = tl.arange(0, BS)
+    node = (index * BLOCK).to(tl.int32) + tl.arange(0, BLOCK)
+    height = tl.zeros([BLOCK], dtype=tl.int32)
+    number = node
+    offset = tl.zeros([], dtype=tl.int32)
+    for m in range(1, HEIGHTS):
+        offset += NT >> m - 1
+        height = tl.where(node >= offset, m, height)
+        number = tl.where(node >= offset, node - offset, number)
+    low = number + 1 << height
+    high = tl.zeros([BLOCK], dtype=tl.int32) + NT
+    begin = (number << height) * C
+    end = low * C
+    step = NT
+    while step > 0:
+        middle = (low + high) // 2
+        searched = low < high
+        at = starts + ((b * T + middle.to(tl.int64) * C) * H + h) * SLOTS
+        slots = tl.load(
+            at[:, None] + r[None, :], mask=(searched & (node < NODES))[:, None] & (r < SLOTS)[None, :], other=0
+        )
+        cut = tl.sum(((slots > begin[:, None]) & (slots < end[:, None])).to(tl.int32), 1) > 0
+        low = tl.where(searched & cut, middle + 1, low)
+        high = tl.where(searched & (cut == 0), middle, high)
+        step = step // 2
+    tl.store(spans + head * NODES + node, low, mask=node < NODES)
+
+
+@triton.jit
+def _readers(spans, height, number, offset, NT, HEIGHTS):
+    """The tiles that read a node, from the first to before the last, if it were for its parent."""
+    stop = tl.full([], 0, dtype=tl.int32) + NT
+    if (height + 1 < HEIGHTS) & ((number >> 1) < (NT >> height + 1)):
+        stop = tl.load(spans + offset + (NT >> height) + (number >> 1))
+    return tl.load(spans + offset + number), stop
+
+
+@kernel
+def node_kernel(
+    q,
+    do,
+    rank_scale,
+    starts,
+    G,
+    P,
+    spans,
+    dtree,  # [3 or 1, B H, NODES, K, V]
+    scale,
+    T,
+    NT,
+    H,
+    R,
+    N,
+    NODES,
+    HEIGHTS,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    GATE: tl.constexpr,
+    TWICE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """The gradient of a node's state by those who read it; with a gate, also what it were with weights up and down."""
+    index = tl.program_id(0).to(tl.int64)
+    head, node = index // NODES, (NODES - 1 - index % NODES).to(tl.int32)
+    b, h = head // H, head % H
+    height = tl.zeros([], dtype=tl.int32)
+    offset = tl.zeros([], dtype=tl.int32)
+    while node - offset >= (NT >> height):
+        offset += NT >> height
+        height += 1
+    number = node - offset
+    start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+    if start < stop:
+        i = tl.arange(0, C)
+        kk = tl.arange(0, BK)
+        vv = tl.arange(0, BV)
+        r = tl.arange(0, BS)
+        keys = (H // R) * K
+        end = number + 1 << height
+        dS = tl.zeros([BK, BV], dtype=ACC)
+        if GATE:
+            dS_up = tl.zeros([BK, BV], dtype=ACC)
+            dS_down = tl.zeros([BK, BV], dtype=ACC)
+        for n in range(start, stop):
+            row = b * T + n * C
+            left = T - n * C
+            at_w = rank_scale + (row * H + h) * SLOTS
+            at_st = starts + (row * H + h) * SLOTS
+            qs = tl.trans(load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT))
+            dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC) * scale
+            lowest = _corner(at_st, 0, end * C - 1, r, H, SLOTS)
+            highest = _corner(at_st, tl.minimum(left, C) - 1, end * C - 1, r, H, SLOTS)
+            _, w, up, down = _seen(at_w, at_st, i, left, end * C - 1, lowest, highest, H, SLOTS)
+            if DECAY:
+                to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+                since = tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + end)
+                dos *= weight(since.to(to.dtype) + to, ACC)[:, None]
+            dS = _dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
+            if GATE:
+                dS_up = _dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
+                dS_down = _dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
+        at = dtree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
+        keep = (kk < K)[:, None] & (vv < V)[None, :]
+        tl.store(at, dS, mask=keep)
+        if GATE:
+            each = N.to(tl.int64) * NODES * K * V
+            tl.store(at + each, dS_up, mask=keep)
+            tl.store(at + 2 * each, dS_down, mask=keep)
+
+
+@kernel
+def query_kernel(
+    q,
+    k,
+    v,
+    rank_scale,
+    starts,
+    G,
+    P,
+    tree,
+    do,
+    dq,  # [B, T, H, K]
+    drank_scale,
+    u,  # [3, B H, T]: row sums of F . M, F . up, F . down
+    scale,
+    T,
+    NT,
+    H,
+    R,
+    N,
+    NODES,
+    HEIGHTS,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    GATE: tl.constexpr,
+    TREE: tl.constexpr,
+    TWICE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    head, b, h, n = _tile(H, NT)
+    first = b * T
+    row = first + n * C
+    left = T - n * C
+    i = tl.arange(0, C)
+    kk = tl.arange(0, BK)
+    vv = tl.arange(0, BV)
+    r = tl.arange(0, BS)
+    keys = (H // R) * K
+    at_k = k + first * keys + (h // R) * K
+    at_v = v + (first * H + h) * V
+    at_w = rank_scale + (row * H + h) * SLOTS
+    at_st = starts + (row * H + h) * SLOTS
+    last = tl.minimum(left, C) - 1
+    qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
+    dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
+    if DECAY:
+        at_G = G + head * T
+        at_P = P + head * (NT + 1)
+        to = tl.load(at_G + n * C + i, mask=i < left, other=0.0)
+    dqs = tl.zeros([C, BK], dtype=ACC)
+    dw = tl.zeros([C, BS], dtype=ACC)
+    p = n + 1
+    while p > 0:
+        height = tl.full([], -1, dtype=tl.int32)
+        if TREE:
+            begin = tl.load(at_st + r, mask=r < SLOTS, other=0)
+            begin = tl.max(tl.where(begin < p * C, begin, 0))
+            height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
+            if height >= 0:
+                j = p * C - 1
+                lowest = _corner(at_st, 0, j, r, H, SLOTS)
+                highest = _corner(at_st, last, j, r, H, SLOTS)
+                rank, w, _, _ = _seen(at_w, at_st, i, left, j, lowest, highest, H, SLOTS)
+                at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
+                S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
+                x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                if DECAY:
+                    x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
+                dqs += x * w[:, None]
+                read = tl.sum(x * qs.to(ACC), 1)
+                dw += tl.where(r[None, :] == rank[:, None], read[:, None], 0.0)
+                p -= 1 << height
+        if height < 0:
+            p -= 1
+            j = p * C + i
+            ks = load_rows(at_k + p * C * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            vs = load_rows(at_v + p * C * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+            if DECAY:
+                since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
+                since -= tl.load(at_G + j, mask=j < T, other=0.0)
+                dA *= weight(to[:, None] + since[None, :], ACC)
+            dA = tl.where((n * C + i)[:, None] >= j[None, :], dA, 0.0)
+            F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+            lowest = _corner(at_st, 0, p * C + C - 1, r, H, SLOTS)
+            highest = _corner(at_st, last, p * C, r, H, SLOTS)
+            dAM = dA
+            before = tl.zeros([C], dtype=tl.int32) + (T + C)
+            for rank in range(lowest, highest + 1):
+                begins = tl.load(at_st + i * H * SLOTS + rank, mask=i < left, other=0)
+                w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
+                inside = (j[None, :] >= begins[:, None]) & (j[None, :] < before[:, None])
+                dAM = tl.where(inside, dA * w[:, None], dAM)
+                read = tl.sum(tl.where(inside, F, 0.0), 1)
+                dw += tl.where(r[None, :] == rank, read[:, None], 0.0)
+                before = begins
+            dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
+    dw *= scale
+    store_rows(dq + (row * H + h) * K, dqs * scale, i, left, kk, H * K, K, BK)
+    store_rows(drank_scale + (row * H + h) * SLOTS, dw, i, left, r, H * SLOTS, SLOTS, BS)
+    if DECAY or GATE:
+        live = (i < left)[:, None] & (r < SLOTS)[None, :]
+        at = at_w + i[:, None] * H * SLOTS + r[None, :]
+        w = tl.load(at, mask=live, other=0.0)
+        at_u = u + head * T + n * C + i
+        each = N.to(tl.int64) * T
+        tl.store(at_u, tl.sum(w * dw, 1), mask=i < left)
+        if GATE:
+            more = live & (r + 1 < SLOTS)[None, :]
+            up = tl.where(more, tl.load(at + 1, mask=more, other=0.0) - w, 0.0)
+            fewer = live & (r > 0)[None, :]
+            down = tl.where(fewer, w - tl.load(at - 1, mask=fewer, other=0.0), 0.0)
+            tl.store(at_u + each, tl.sum(up * dw, 1), mask=i < left)
+            tl.store(at_u + 2 * each, tl.sum(down * dw, 1), mask=i < left)
+
+
+@kernel
+def key_kernel(
+    q,
+    k,
+    v,
+    rank_scale,
+    starts,
+    G,
+    P,
+    spans,
+    dtree,
+    do,
+    dk,  # [B, T, H, K]
+    dv,
+    u,  # row sums on entry, less column sums on return
+    scale,
+    T,
+    NT,
+    H,
+    R,
+    N,
+    NODES,
+    HEIGHTS,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    GATE: tl.constexpr,
+    TREE: tl.constexpr,
+    TWICE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """For the tokens of tile m: tiles that read them one by one, then the nodes that they are part of."""
+    index = tl.program_id(0).to(tl.int64)
+    head, m = index // NT, (index % NT).to(tl.int32)
+    b, h = head // H, head % H
+    first = b * T
+    i = tl.arange(0, C)
+    j = m * C + i
+    here = T - m * C
+    kk = tl.arange(0, BK)
+    vv = tl.arange(0, BV)
+    r = tl.arange(0, BS)
+    keys = (H // R) * K
+    row = first + m * C
+    ks = load_rows(k + row * keys + (h // R) * K, i, here, kk, keys, K, BK).to(DOT)
+    vs = load_rows(v + (row * H + h) * V, i, here, vv, H * V, V, BV).to(DOT)
+    if DECAY:
+        at_P = P + head * (NT + 1)
+        since = tl.load(G + head * T + j, mask=j < T, other=0.0)
+    dks = tl.zeros([C, BK], dtype=ACC)
+    dvs = tl.zeros([C, BV], dtype=ACC)
+    column = tl.zeros([C], dtype=ACC)
+    column_up = tl.zeros([C], dtype=ACC)
+    column_down = tl.zeros([C], dtype=ACC)
+    stop = NT
+    if TREE:
+        stop = tl.load(spans + head * NODES + m)
+    for n in range(m, stop):
+        t = n * C + i
+        left = T - n * C
+        row = first + n * C
+        qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
+        dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
+        A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
+        dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
+        D = t[None, :] >= j[:, None]
+        if DECAY:
+            to = tl.load(G + head * T + t, mask=t < T, other=0.0)
+            to += (tl.load(at_P + n) - tl.load(at_P + m)).to(to.dtype)
+            D = tl.where(D, weight(to[None, :] - since[:, None], ACC), 0.0)
+        else:
+            D = D.to(ACC)
+        A *= D
+        F = A * dA
+        at_w = rank_scale + (row * H + h) * SLOTS
+        at_st = starts + (row * H + h) * SLOTS
+        lowest = _corner(at_st, 0, m * C + C - 1, r, H, SLOTS)
+        highest = _corner(at_st, tl.minimum(left, C) - 1, m * C, r, H, SLOTS)
+        at = i * H * SLOTS + lowest
+        w = tl.load(at_w + at, mask=i < left, other=0.0)
+        M = tl.zeros([C, C], dtype=ACC) + w[None, :]
+        if GATE:
+            down = w - tl.load(at_w + at - 1, mask=(i < left) & (lowest > 0), other=0.0)
+            down = tl.where(lowest > 0, down, 0.0)
+            more = tl.load(at_w + at + 1, mask=(i < left) & (lowest + 1 < SLOTS), other=0.0)
+            up = tl.where(lowest + 1 < SLOTS, more - w, 0.0)
+            U = tl.zeros([C, C], dtype=ACC) + up[None, :]
+            W = tl.zeros([C, C], dtype=ACC) + down[None, :]
+        for rank in range(lowest + 1, highest + 1):
+            at = i * H * SLOTS + rank
+            begins = tl.load(at_st + at - 1, mask=i < left, other=0)
+            behind = j[:, None] < begins[None, :]
+            if GATE:
+                down = up
+                w = more
+                more = tl.load(at_w + at + 1, mask=(i < left) & (rank + 1 < SLOTS), other=0.0)
+                up = tl.where(rank + 1 < SLOTS, more - w, 0.0)
+                U = tl.where(behind, up[None, :], U)
+                W = tl.where(behind, down[None, :], W)
+            else:
+                w = tl.load(at_w + at, mask=i < left, other=0.0)
+            M = tl.where(behind, w[None, :], M)
+        if DECAY:
+            column += tl.sum(F * M, 1)
+        if GATE:
+            column_up += tl.sum(F * U, 1)
+            column_down += tl.sum(F * W, 1)
+        dvs = tl.dot((A * M).to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
+        dks = tl.dot((dA * D * M).to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
+    dks *= scale
+    if TREE:
+        keep = (kk < K)[:, None] & (vv < V)[None, :]
+        each = N.to(tl.int64) * NODES * K * V
+        dS = tl.zeros([BK, BV], dtype=ACC)
+        if GATE:
+            dS_up = tl.zeros([BK, BV], dtype=ACC)
+            dS_down = tl.zeros([BK, BV], dtype=ACC)
+        offset = tl.zeros([], dtype=tl.int32)
+        for height in range(0, HEIGHTS):
+            number = m >> height
+            if number < (NT >> height):
+                begin, end = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+                if begin < end:
+                    at = dtree + (head * NODES + offset + number) * K * V + kk[:, None] * V + vv[None, :]
+                    e = tl.full([], 1.0, dtype=ACC)
+                    if DECAY:
+                        e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
+                    dS += tl.load(at, mask=keep, other=0.0) * e
+                    if GATE:
+                        dS_up += tl.load(at + each, mask=keep, other=0.0) * e
+                        dS_down += tl.load(at + 2 * each, mask=keep, other=0.0) * e
+            offset += NT >> height
+        e = tl.full([C], 1.0, dtype=ACC)
+        if DECAY:
+            e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
+        x = _dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
+        dks += x
+        dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
+        column += tl.sum(x * ks.to(ACC), 1)
+        if GATE:
+            x = _dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+            column_up += tl.sum(x * ks.to(ACC), 1) * e
+            x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+            column_down += tl.sum(x * ks.to(ACC), 1) * e
+    row = first + m * C
+    store_rows(dk + (row * H + h) * K, dks, i, here, kk, H * K, K, BK)
+    store_rows(dv + (row * H + h) * V, dvs, i, here, vv, H * V, V, BV)
+    if DECAY or GATE:
+        at_u = u + head * T + j
+    if DECAY:
+        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column, mask=j < T)
+    if GATE:
+        at_u += N.to(tl.int64) * T
+        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_up, mask=j < T)
+        at_u += N.to(tl.int64) * T
+        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_down, mask=j < T)
+
+
+@kernel
+def sum_kernel(
+    u, log_decay, boundary, dg, dgate, T, H, N, BLOCK: tl.constexpr, DECAY: tl.constexpr, GATE: tl.constexpr
+):
+    """Sums from each token to the end."""
+    head = tl.program_id(0).to(tl.int64)
+    b, h = head // H, head % H
+    i = tl.arange(0, BLOCK)
+    each = N.to(tl.int64) * T
+    last = (T - 1) // BLOCK * BLOCK
+    behind = tl.zeros([], dtype=tl.float64)
+    behind_up = tl.zeros([], dtype=tl.float64)
+    behind_down = tl.zeros([], dtype=tl.float64)
+    for step in range(0, T, BLOCK):
+        t = last - step + i
+        at = u + head * T + t
+        to = (b * T + t) * H + h
+        if DECAY:
+            x = tl.load(at, mask=t < T, other=0.0).to(tl.float64)
+            total = tl.sum(x)
+            raw = tl.load(log_decay + to, mask=t < T, other=0.0)
+            tl.store(dg + to, tl.where(raw < WEAKEST, 0.0, behind + total - tl.cumsum(x) + x), mask=t < T)
+            behind += total
+        if GATE:
+            x = tl.load(at + each, mask=t < T, other=0.0).to(tl.float64)
+            total = tl.sum(x)
+            up = behind_up + total - tl.cumsum(x) + x
+            behind_up += total
+            x = tl.load(at + 2 * each, mask=t < T, other=0.0).to(tl.float64)
+            total = tl.sum(x)
+            down = behind_down + total - tl.cumsum(x) + x
+            behind_down += total
+            opens = tl.load(boundary + to, mask=t < T, other=0) != 0
+            tl.store(dgate + to, tl.where(opens, down, up), mask=t < T)
+
+
+class Plan(NamedTuple):
+    """How a call is spread over the machine. It changes speed and rounding, nothing else."""
+
+    C: int  # tokens in a tile
+    dense: int  # tokens up to which all pairs are computed
+    num_warps: int
+    num_stages: int
+
+
+def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
+    """A fixed table, not a search: the same call sums in the same order in every process."""
+    if dtype == torch.bfloat16:
+        return Plan(64, 1024, 8 if max(K, V) > 64 else 4, 2)
+    exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose tiles want more rows
+    return Plan(16, 1024, 8, 1) if exact else Plan(32, 1024, 4, 1)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    starts: Tensor,
+    log_decay: Tensor | None,
+    scale: float,
+    how: Plan | None = None,
+) -> Tensor:
+    """o; rank_scale and log_decay in the accumulator's dtype or narrower, starts int32."""
+    call = _Call(q, k, v, rank_scale, starts, log_decay, scale, how)
+    tree = call.tree(False) if call.long else None
+    o = torch.empty_like(call.v)
+    call.launch(output_kernel, call.tiles, tree=tree, o=o)
+    return o
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank_scale: Tensor,
+    starts: Tensor,
+    log_decay: Tensor | None,
+    boundary: Tensor | None,
+    do: Tensor,
+    scale: float,
+    how: Plan | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v, rank_scale, log_decay and, if there are boundaries, of their gate."""
+    call = _Call(q, k, v, rank_scale, starts, log_decay, scale, how)
+    do, gated, decays = do.to(v.dtype).contiguous(), boundary is not None, log_decay is not None
+    wanted = {"GATE": gated, "TWICE": (gated or decays) and v.dtype == torch.bfloat16}
+    alone = call.R == 1  # else the heads that share a key are added
+    dq, dk = (call.new(call.B, call.T, call.H, call.K, dtype=q.dtype if alone else call.acc) for _ in range(2))
+    dv, dweights = torch.empty_like(call.v), torch.empty_like(call.rank_scale)
+    u = call.new(3 if gated else 1, call.N, call.T) if gated or decays else None
+    tree = spans = dtree = None
+    if call.long:
+        tree = call.tree(wanted["TWICE"])
+        spans = call.new(call.N, call.nodes, dtype=torch.int32)
+        call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
+        dtree = call.new(3 if gated else 1, *tree.shape)
+        call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
+    call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **wanted)
+    call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **wanted)
+    dg = None if log_decay is None else torch.empty_like(call.log_decay)
+    dgate = call.new(call.B, call.T, call.H) if gated else None
+    if u is not None:
+        opened = None if boundary is None else boundary.contiguous()
+        size = {"BLOCK": min(1024, triton.next_power_of_2(call.T)), "num_warps": 4}
+        call.launch(sum_kernel, call.N, u=u, boundary=opened, dg=dg, dgate=dgate, **size, **wanted)
+    if not alone:
+        dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))
+    return dq, dk, dv, dweights, dg, dgate
+
+
+class _Call:
+    """The sizes of one call, its operands made contiguous, and its launches."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rank_scale: Tensor,
+        starts: Tensor,
+        log_decay: Tensor | None,
+        scale: float,
+        how: Plan | None,
+    ) -> None:
+        (self.B, self.T, G, self.K), (self.H, self.V) = q.shape, v.shape[2:]
+        how = how or plan(q.dtype, self.K, self.V)
+        self.q, self.k, self.v, self.scale = q.contiguous(), k.contiguous(), v.contiguous(), scale
+        dot, acc, precision = operands(q.dtype)
+        self.acc = torch.float64 if acc == tl.float64 else torch.float32
+        self.rank_scale = rank_scale.to(self.acc).contiguous()
+        self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
+        self.N, self.R, self.NT = self.B * self.H, self.H // G, triton.cdiv(self.T, how.C)
+        self.tiles = self.N * self.NT
+        self.long = self.NT > 1 and how.dense < self.T
+        self.heights = (self.NT - 1).bit_length()
+        self.offsets = [sum(self.NT >> m for m in range(h)) for h in range(self.heights + 1)]
+        self.nodes = self.offsets[-1]
+        G_, P = self.decays(how.C, sum_dtype(q.dtype))
+        SLOTS = starts.shape[-1]
+        self.given: dict[str, Any] = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "rank_scale": self.rank_scale,
+            "starts": starts.contiguous(),
+            "log_decay": self.log_decay,
+            "G": G_,
+            "P": P,
+            "scale": scale,
+            "T": self.T,
+            "NT": self.NT,
+            "H": self.H,
+            "R": self.R,
+            "N": self.N,
+            "NODES": self.nodes,
+            "HEIGHTS": self.heights,
+            "K": self.K,
+            "V": self.V,
+            "BK": max(16, triton.next_power_of_2(self.K)),
+            "BV": max(16, triton.next_power_of_2(self.V)),
+            "SLOTS": SLOTS,
+            "BS": triton.next_power_of_2(SLOTS),
+            "C": how.C,
+            "DECAY": log_decay is not None,
+            "TREE": self.long,
+            "DOT": dot,
+            "ACC": acc,
+            "PREC": precision,
+            "num_warps": how.num_warps,
+            "num_stages": how.num_stages,
+        }
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.q.new_empty(shape, dtype=dtype or self.acc)
+
+    def launch(self, kernel: Any, programs: int, **more: Any) -> None:
+        given = self.given | more
+        options = {name: given[name] for name in ("num_warps", "num_stages")}
+        kernel[(programs,)](**{name: given[name] for name in kernel.arg_names}, **options)
+
+    def decays(self, C: int, SUM: Any) -> tuple[Tensor | None, Tensor | None]:
+        if self.log_decay is None:
+            return None, None
+        G = self.new(self.N, self.T, dtype={tl.float64: torch.float64}.get(SUM, torch.float32))
+        totals = self.new(self.N, self.NT, dtype=G.dtype)
+        decay_kernel[(self.tiles,)](self.log_decay, G, totals, self.T, self.NT, self.H, C=C, SUM=SUM, num_warps=1)
+        return G, torch.nn.functional.pad(totals.double().cumsum(1), (1, 0))
+
+    def tree(self, twice: bool) -> Tensor:
+        tree = self.new(self.N, self.nodes, self.K, self.V)
+        self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)
+        for h in range(1, self.heights):
+            size = {"SIZE": self.K * self.V, "BLOCK": 1024, "num_warps": 4}
+            programs = self.N * (self.NT >> h) * triton.cdiv(size["SIZE"], size["BLOCK"])
+            where = {"HEIGHT": h, "below": self.offsets[h - 1], "here": self.offsets[h]}
+            self.launch(up_kernel, programs, tree=tree, **where, **size)
+        return tree
