@@ -61,8 +61,8 @@ class Corpus:
 
 @cache
 def read(files: tuple[str, ...], held_out: float) -> Corpus:
-    """Files as named, of folders all .txt below, by name, and shipped texts. Raises `UserError` for what is not there or
-    no UTF-8."""
+    """Files as named, of folders all .txt below, by name, and shipped texts. Raises `UserError` for what is not there,
+    or no UTF-8."""
     paths: list[Path] = []
     for name in files:
         path = DATA / f"{name}.txt" if name in SHIPPED else Path(name)
