@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mixassay.kernels.common.registered import against_triton
 from mixassay.runners.stack import Stack
 from mixassay.runners.stream import make
 from mixassay.spec import TaskSpec, cell_labels, task_cells
@@ -17,6 +18,9 @@ from mixassay.tasks import IGNORE, Rows, Split, Task
 
 LOGITS_AT_ONCE = 2**24
 """Logits held at a time in an evaluation, over all models: 64 MiB in float32."""
+
+ACTIVATIONS_AT_ONCE = 2**27
+"""On a GPU, where logits are not held and few calls are wanted: numbers of one layer, over all models."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ def score(
     (N, Q), M = asked.labels.shape, len(rows)
     logits_of_row, activations_of_row = Q * vocab_size, asked.tokens.shape[1] * 64  # few labels: the body is larger
     batch = max(1, LOGITS_AT_ONCE // (M * max(logits_of_row, activations_of_row)))
+    if stack.params.is_cuda and against_triton(stack.params) is None:
+        batch = max(batch, ACTIVATIONS_AT_ONCE // (M * activations_of_row))
     hits = stack.params.new_zeros(M, dtype=torch.int64)
     loss = stack.params.new_zeros(M, dtype=torch.float64)
     for start in range(0, N, batch):

@@ -18,13 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class Replay:
-    """Calls `step(*inputs)`, which returns nothing, changes tensors in place and must not wait for the device.
+    """Calls `step(*inputs)`, which may change tensors in place and must not wait for the device.
 
-    Those tensors must be the same ones in every call: after replacing any, `forget`. A step that cannot be captured,
-    since it waits for the device after all, goes on running as written, and the log says so.
+    Those tensors must be the same ones in every call: after replacing any, `forget`. What it returns holds until the
+    next call. A step that cannot be captured, since it waits for the device after all, goes on running as written, and
+    the log says so.
     """
 
-    def __init__(self, step: Callable[..., None], device: str) -> None:
+    def __init__(self, step: Callable[..., Any], device: str) -> None:
         self.step, self.on = step, torch.device(device).type == "cuda"
         self.forget()
 
@@ -32,10 +33,9 @@ class Replay:
         self.shapes: dict[Any, _Shape] = {}
         self.pool: Any = None
 
-    def __call__(self, *inputs: Tensor | None) -> None:
+    def __call__(self, *inputs: Tensor | None) -> Any:
         if not self.on:
-            self.step(*inputs)
-            return
+            return self.step(*inputs)
         key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
         shape = self.shapes.get(key)
         if shape is None:
@@ -46,17 +46,17 @@ class Replay:
         if shape.seen == WARM:
             self._capture(shape)
         shape.seen += 1
-        if shape.graph is not None:
-            shape.graph.replay()
-        else:
-            self.step(*shape.inputs)
+        if shape.graph is None:
+            return self.step(*shape.inputs)
+        shape.graph.replay()
+        return shape.result
 
     def _capture(self, shape: "_Shape") -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # what the steps as written left behind
         try:
             with torch.cuda.graph(graph, pool=self.pool):
-                self.step(*shape.inputs)
+                shape.result = self.step(*shape.inputs)
         except RuntimeError as error:
             self.on = False
             _log.warning("this step cannot be captured in a CUDA graph and runs as written: %s", error)
@@ -69,3 +69,4 @@ class _Shape:
     def __init__(self, inputs: list[Tensor | None]) -> None:
         self.inputs, self.seen = inputs, 0
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Any = None

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mixassay.kernels.common.registered import against_triton
+
 EPS = 1e-8
+
+
+def one_pass(params: Tensor, grads: Tensor) -> bool:
+    """Whether a kernel updates them; the torch form reads and writes them a dozen times."""
+    return params.is_cuda and against_triton(params, grads) is None
 
 
 @dataclass
@@ -36,13 +43,22 @@ class AdamW:
         factor = go.to(grads.dtype)
         if self.clip is not None:
             factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        # where() and not a product: 0 * inf is nan
-        grads = torch.where(go[:, None], grads, 0.0) * torch.where(go, factor, 0.0)[:, None]
+        factor = torch.where(go, factor, 0.0)
         b1, b2 = self.betas
         self.count += 1
+        lr = torch.where(go, self.lr * scale, 0.0)
+        if one_pass(params, grads):
+            from mixassay.kernels.adamw import triton  # the package triton may not be there
+
+            options = {"lr": lr, "weight_decay": self.weight_decay, "factor": factor, "count": self.count}
+            moved = params, grads, self.mean, self.square, self.decay_mask
+            triton.update(*moved, **options, betas=self.betas, eps=EPS)
+            return finite
+        # where() and not a product: 0 * inf is nan
+        grads = torch.where(go[:, None], grads, 0.0) * factor[:, None]
         self.mean.lerp_(grads, 1 - b1)
         self.square.mul_(b2).addcmul_(grads, grads, value=1 - b2)
-        lr = torch.where(go, self.lr * scale, 0.0)[:, None]
+        lr = lr[:, None]
         denominator = (self.square.sqrt() / (1 - b2**self.count).sqrt()).add_(EPS)
         params.sub_(params * (lr * self.weight_decay[:, None] * self.decay_mask))
         params.sub_(lr / (1 - b1**self.count) * self.mean / denominator)

@@ -88,6 +88,7 @@ class Stack:
     ) -> tuple[Tensor, Tensor]:
         """The same questions to every model (or those in `rows`): tokens [B, T], positions and labels [B, Q] -> loss
         and whether the answer is right [M, B, Q]. `soft`: of the models as they train."""
+        every = rows is None or rows == list(range(len(self)))
         rows = list(range(len(self))) if rows is None else rows
         asked = (tokens, positions, None, scores(labels, IGNORE))
         with self._cast(), contextlib.nullcontext() if soft else self._hard():
@@ -95,8 +96,9 @@ class Stack:
                 found = [self.models[i](*asked) for i in rows]
                 return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])
             forward = vmap(lambda p, b: functional_call(self.models[0], (p, b), asked))
-            params = self._named([view[rows] for view in self._views()])
-            loss, right = forward(params, {name: b[rows] for name, b in self.buffers.items()})
+            chosen = slice(None) if every else torch.tensor(rows, device=self.params.device)
+            params = self._named([view[chosen] for view in self._views()])
+            loss, right = forward(params, {name: b[chosen] for name, b in self.buffers.items()})
             return loss, right
 
     @torch.no_grad()

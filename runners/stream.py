@@ -49,8 +49,18 @@ class Stream:
     def task_at(self, step: int) -> Task:
         return self.cells[self._which[step]].task
 
+    def cell_at(self, step: int) -> int:
+        return self._which[step]
+
     def rows(self, step: int, seeds: tuple[int, ...], device: str, part: slice = slice(None)) -> Rows:
         """The batch of every member at `step`, [M * B] rows, members one after another; of each the rows `part`."""
+        index, seed = self.numbers(step, seeds, device, part)
+        return self.task_at(step).rows(index, seed=seed, split="train")
+
+    def numbers(
+        self, step: int, seeds: tuple[int, ...], device: str, part: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Which rows of the task these are: their numbers and seeds, int64 [M * B] twice."""
         at, turn = self._which[step], self._turn[step]
         cell, B = self.cells[at], self.batch_size
         if cell.examples is None:
@@ -60,8 +70,7 @@ class Stream:
             index = self._permutation(at, epoch, seeds, device)[:, batch * B : (batch + 1) * B]
         index = index[:, part]
         drawn = seeds if self.data_seed is None else (self.data_seed,) * len(seeds)
-        seed = seeds_on(device, drawn).repeat_interleave(index.shape[1])
-        return cell.task.rows(index.flatten(), seed=seed, split="train")
+        return index.flatten(), seeds_on(device, drawn).repeat_interleave(index.shape[1])
 
     def _permutation(self, at: int, epoch: int, seeds: tuple[int, ...], device: str) -> Tensor:
         """Row order of one epoch of a fixed set, [M, examples]; one epoch a cell is remembered."""

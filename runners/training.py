@@ -91,6 +91,7 @@ class Training:
         shares = [schedule(train.schedule, step, steps, train.warmup) for step in range(steps)]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)  # of the peak learning rate
         self.replay = Replay(self._update, device)
+        self.drawings: dict[int, Replay] = {}
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
         self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
 
@@ -98,24 +99,30 @@ class Training:
         """One step of every member."""
         start = time.perf_counter()
         seeds = tuple(member.spec.seed for member in self.members)
-        rows = self.stream.rows(self.step, seeds, self.device)
+        rows = self._drawing(self.stream.cell_at(self.step))(*self.stream.numbers(self.step, seeds, self.device))
         M = len(self.members)
-        tokens, positions, labels = (torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels))
-        keep = None
-        if self.spec.model.dropout > 0:
-            shape = (*tokens.shape[1:], self.spec.model.d_model)
-            keep = draws.keep_mask(seeds_on(self.device, seeds), DROPOUT, self.step, shape, self.spec.model.dropout)
-        self.replay(tokens, positions, labels, keep)
+        self.replay(*(torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels)))
         self.loss_steps += 1
         self.step += 1
         if self.device != "cpu" and self._due(LOOK_EVERY):
             torch.cuda.synchronize()
         self._charge(time.perf_counter() - start, training=True)
 
-    def _update(self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None) -> None:
+    def _drawing(self, cell: int) -> Replay:
+        """Numbers and seeds of rows -> the rows, of one cell of the mixture."""
+        if cell not in self.drawings:
+            task = self.stream.cells[cell].task
+            self.drawings[cell] = Replay(lambda index, seed: task.rows(index, seed=seed, split="train"), self.device)
+        return self.drawings[cell]
+
+    def _update(self, tokens: Tensor, positions: Tensor, labels: Tensor) -> None:
         """Changes, in place: parameters, the optimiser, `active`, `broke_at`, `loss_sum`."""
+        now, keep = self.optim.count.long(), None
+        if self.spec.model.dropout > 0:
+            seeds = seeds_on(self.device, tuple(member.spec.seed for member in self.members))
+            shape = (*tokens.shape[1:], self.spec.model.d_model)
+            keep = draws.keep_mask(seeds, DROPOUT, now, shape, self.spec.model.dropout)
         loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep)
-        now = self.optim.count.long()
         share = self.shares.index_select(0, now.view(1)).squeeze(0)
         finite = torch.isfinite(loss)
         finite &= self.optim.update(self.stack.params, grad, share, self.active & finite)
@@ -272,6 +279,7 @@ class Training:
         self.stack.keep(rows)
         self.optim.keep(rows)
         self.replay.forget()
+        self.drawings.clear()
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.stream.steps

@@ -30,9 +30,8 @@ def gated_conv(
     axes.check("offset", offset, "D")
     axes.check_positive("T", x.shape[1])
     W = weight.shape[1]
-    against = against_triton(x, weight, bias, p, offset) or (
-        f"its W = {W} is more than {WIDEST}" if W > WIDEST else None
-    )
+    wide = f"its W = {W} is more than {WIDEST}" if W > WIDEST else None
+    against = against_triton(x, weight, bias, p, offset) or wide
     chosen = resolve("gated_conv", backend, against_triton=against)
     if chosen == "triton":
         from mixassay.kernels.gated_conv import registered  # the package triton may not be there

@@ -209,8 +209,8 @@ def forward(
     skip, *s_rows = _rows(skip, N)
     forward_kernel[(members * how.programs * groups,)](
         x, _whole(weight), _whole(bias), before, after, skip, _whole(gain), y, *x_rows, *b_rows, *a_rows, *s_rows,
-        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, P=_channels(x, gain, N), COUNT=N if mean else 1, CENTRE=centre,
-        BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
+        how.tokens, how.share, how.programs, eps, GROUPS=groups, N=N, P=_channels(x, gain, N),
+        COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     return y
 
@@ -245,8 +245,8 @@ def backward(
     backward_kernel[(members * how.programs * groups,)](
         x, _whole(weight), _whole(bias), before, after, skip, _whole(gain), dy, dx, sums, bias_sums, dbefore, dafter,
         dskip, gain_sums, *x_rows, *b_rows, *a_rows, *s_rows, *dy_rows, how.tokens, how.share, how.programs, eps,
-        GROUPS=groups, N=N, P=_channels(x, gain, N), COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width, ACC=accumulator(x),
-        num_warps=how.warps,
+        GROUPS=groups, N=N, P=_channels(x, gain, N), COUNT=N if mean else 1, CENTRE=centre, BR=how.rows, BN=how.width,
+        ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     dweight, dbias = (
         None if t is None else parts.sum(1).to(t.dtype) for t, parts in ((weight, sums), (bias, bias_sums))

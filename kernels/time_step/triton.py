@@ -10,6 +10,7 @@ Backward, with everything recomputed:
 A program takes a share of one model's tokens, a few at a time, and adds up a row of the last two.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -139,5 +140,5 @@ def rows(x: Tensor, width: int) -> tuple[Tensor, int]:
     while axes and inner < width and axes[-1][1] == inner:
         inner *= axes.pop()[0]
     stride = axes[-1][1] if axes else width
-    regular = inner == width and all(a[1] == b[0] * b[1] for a, b in zip(axes, axes[1:], strict=False))
+    regular = inner == width and all(a[1] == b[0] * b[1] for a, b in pairwise(axes))
     return (x, stride) if regular else (x.contiguous(), width)

@@ -14,8 +14,8 @@ class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), weight 1 at first.
 
     With `groups` the mean is taken over each of so many equal parts of the last axis. A gate of x's shape stands before
-    the norm (the norm of x silu(before)) or behind it (the norm times silu(after)). With a skip s and its gain [H] it is the norm of
-    x + gain s.
+    the norm (the norm of x silu(before)) or behind it (the norm times silu(after)). With a skip s and its gain [H] for
+    each of H parts, x + gain s stands for x.
     """
 
     def __init__(self, width: int, groups: int = 1) -> None:

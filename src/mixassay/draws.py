@@ -14,6 +14,7 @@ Only integer operations touch the draws: the last bit of a floating-point log di
 import hashlib
 import math
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
@@ -58,12 +59,27 @@ def philox(
     return c0, c1 & MASK, c2, c3 & MASK
 
 
+def in_one_launch(x: Tensor) -> bool:
+    """Whether words are drawn by a kernel, the same bits in one launch: where x is on a GPU, if Triton is there."""
+    return x.is_cuda and find_spec("triton") is not None
+
+
+def signed(seed: int) -> int:
+    """64 bits as an int64 holds them."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 def bits(seed: int | Tensor, index: Tensor, stream: int, n: int, start: int = 0) -> Tensor:
     """n words for each row: int64 [N, n], uniform in [0, 2^32). Word j of a row is the same whatever n is.
 
     index: int64 [N], the numbers of the rows. seed: 64 bits, one int or int64 [N], one per row. stream: 32 bits.
     start: the first word, a multiple of 4. Key = seed; counter = (index low, index high, word // 4, stream).
     """
+    if in_one_launch(index):
+        from mixassay.kernels.philox import triton
+
+        keys = torch.full_like(index, signed(seed)) if isinstance(seed, int) else seed
+        return triton.words(keys, index, stream, n, start)
     key = seed if isinstance(seed, int) else seed[:, None]
     blocks = torch.arange(start // 4, (start + n + 3) // 4, device=index.device)  # [n / 4]
     row = index[:, None]  # [N, 1]
@@ -127,13 +143,17 @@ def permutation(seed: int | Tensor, stream: int, n: int, epoch: int = 0) -> Tens
     return order[0] if isinstance(seed, int) else order
 
 
-def keep_mask(seed: Tensor, stream: int, step: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """What dropout with probability p keeps at `step`: bool [M, *shape] for seeds int64 [M].
+def keep_mask(seed: Tensor, stream: int, step: int | Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """What dropout with probability p keeps at `step` (int64 [] if a tensor): bool [M, *shape] for seeds int64 [M].
 
     Two decisions a word, so p is rounded to a multiple of 2^-16. Member m's mask depends on its own seed alone.
     """
     keep, size = round((1 - p) * 65536), math.prod(shape)
-    at = torch.full_like(seed, step)
+    at = torch.zeros_like(seed) + step
+    if in_one_launch(seed):
+        from mixassay.kernels.philox import triton
+
+        return triton.keep(seed, at, stream, size, keep).view(len(seed), *shape)
     total, part = (size + 1) // 2, max(4, piece(seed.device) // max(1, len(seed)) // 4 * 4)  # words a member
     masks = []
     for start in range(0, total, part):

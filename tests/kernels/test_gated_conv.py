@@ -1,4 +1,4 @@
-"""BaseConv's elementwise part: the kernels against the definition, in the interpreter or on a GPU where there is one."""
+"""BaseConv's elementwise part: the kernels against the definition, in the interpreter or on a GPU if there is one."""
 
 from typing import Any
 

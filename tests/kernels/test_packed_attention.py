@@ -48,8 +48,8 @@ def test_kernels_are_the_definition(sizes, poisoned, monkeypatch):
     B, T, H, K = sizes
     for few in (False, True):
         if few:
-            small = triton.Launch(32, 16, 1, 1)
-            monkeypatch.setattr(triton, "plan", lambda *_: triton.Plan(small, small, small))
+            small = triton.Plan(*3 * [triton.Launch(32, 16, 1, 1)])
+            monkeypatch.setattr(triton, "plan", lambda *_, small=small: small)
         found, truth = (
             results(lambda x: packed_attention(x, scale=0.7, backend=form), draw(B, T, 3, H, K))  # noqa: B023
             for form in ("triton", "torch")

@@ -1,0 +1,34 @@
+"""Random words drawn by a kernel are those of `draws`, bit for bit: in the interpreter, or on a GPU if there is one."""
+
+import math
+
+import pytest
+import torch
+
+from mixassay import draws
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STREAM = 0xDEADBEEF
+SEEDS = (0, 5, 2**40 + 3, -7)
+
+
+@pytest.mark.parametrize(("n", "start"), [(1, 0), (7, 0), (600, 8), (33, 4)])
+def test_words(n, start):
+    triton = pytest.importorskip("mixassay.kernels.philox.triton")
+    seed, index = torch.tensor(SEEDS), torch.tensor([0, 1, 2**33 + 5, 9])
+    found = triton.words(seed.to(DEVICE), index.to(DEVICE), STREAM, n, start)
+    assert torch.equal(found.cpu(), draws.bits(seed, index, STREAM, n, start))
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 9, 3), (64, 33, 5)])
+def test_what_is_kept(shape):
+    triton = pytest.importorskip("mixassay.kernels.philox.triton")
+    seed, step = torch.tensor([1, 2**35]), torch.tensor([7, 7])
+    found = triton.keep(seed.to(DEVICE), step.to(DEVICE), STREAM, math.prod(shape), round(0.7 * 65536))
+    assert torch.equal(found.cpu().view(2, *shape), draws.keep_mask(seed, STREAM, 7, shape, 0.3))
+
+
+def test_a_seed_of_64_bits_is_one_key():
+    assert draws.signed(2**64 - 7) == -7
+    index = torch.arange(2)
+    assert torch.equal(draws.bits(2**64 - 7, index, 1, 4), draws.bits(torch.tensor([-7, -7]), index, 1, 4))
