@@ -26,6 +26,9 @@ NAMES = tuple(name for name, task in TASKS.items() if not isinstance(task, QA))
 
 TRIES = 8
 
+ROOM = 128
+"""Tokens to spare for answers that may be longer than what RULER keeps free for them: all but those of needles."""
+
 
 @dataclass(frozen=True)
 class Passage(Sources):
@@ -40,8 +43,8 @@ class Passage(Sources):
 
 @dataclass(frozen=True)
 class Sampler:
-    """`ids(seed, index, length)` is a prompt of at most `length` tokens with its answer and the end of a text, and how
-    many of these ids are the prompt's. `prose` is what haystacks are cut from; `per_token` its characters a token."""
+    """`ids(seed, index, length)` is a prompt with its answer and the end of a text, at most `length` tokens, and how
+    many of them are the prompt's. `prose` is what haystacks are cut from; `per_token` its characters a token."""
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
@@ -51,7 +54,8 @@ class Sampler:
     def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int]:
         chance = Chance(seed, index, "text", length)
         task = self.names[chance.below("task", 1, len(self.names))[0]]
-        ruler = Ruler(task, length, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
+        within = length - (0 if isinstance(TASKS[task], NIAH) else ROOM)
+        ruler = Ruler(task, within, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
         sample = fitting(ruler, index)
         prompt = self.tokenizer.encode(sample.prompt)
         answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")

@@ -6,7 +6,7 @@ import torch
 from mixassay import corpus, tokens
 from mixassay.errors import UserError
 from mixassay.tasks import IGNORE
-from mixassay.tasks.lm.samples import Sampler, seed_of
+from mixassay.tasks.lm.samples import NAMES, Sampler, seed_of
 from mixassay.tasks.ruler.generate import Ruler
 from mixassay.tasks.text import Text
 from mixassay.tokens import Bytes
@@ -119,6 +119,15 @@ def test_the_answers_weigh_alone_or_everything_does(files):
     few, many = answers.labels != IGNORE, whole.labels != IGNORE
     assert (many | ~few).all()
     assert many.sum() > 10 * few.sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_all_tasks_fit_their_length(name, files):
+    prose = corpus.read(files, 0.05).part("train")[0]
+    for index in range(2):
+        ids, prompt = Sampler((name,), Bytes(), prose, 1.0).ids(7, index, 2500)
+        assert prompt < len(ids) <= 2500
+        assert ids[-1] == Bytes.end
 
 
 def test_several_values_of_a_key_are_answered_in_the_order_of_the_text(files):
