@@ -5,7 +5,7 @@ initialisation. Besides the parallel `forward` it has a recurrent form, `init_st
 of its state is measured rather than claimed.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ class Mixer(nn.Module):
     """
 
     d_model: int
+
+    stacks: ClassVar[bool] = True
+    """Whether it runs under `torch.func.vmap`. If not, as with Triton kernels that have no rule for it, models train one
+    after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D], causal, any T >= 1."""

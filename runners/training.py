@@ -263,6 +263,8 @@ class Training:
                 models.append(model)
         longest = max(cell.task.seq_len for cell in self.stream.cells)
         how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)
+        if not all(inner.stacks for inner in models[0].mixers()):
+            how = "loop"
         return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)
 
     def _state_bytes(self) -> tuple[dict[str, int], dict[str, int]]:

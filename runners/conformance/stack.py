@@ -4,13 +4,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from mixassay.runners.conformance.outcome import Failed, Measured
+from mixassay.runners.conformance.outcome import Failed, Measured, NotOffered
 from mixassay.runners.conformance.subject import Subject, changes, gap
 
 M = 3
 
 
 def check(subject: Subject) -> Measured:
+    if not subject.cls.stacks:
+        raise NotOffered("stacks is False: its models train one after the other")
     models = [subject.build(seed) for seed in range(M)]
     worst = 0.0
     for T in (1, 40):
