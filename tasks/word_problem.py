@@ -74,9 +74,8 @@ class WordProblem:
         return draw_rows(self._draw, self.seq_len, index, seed=seed, split=split, stream=stream)
 
     def _draw(self, words: Tensor) -> Rows:
-        choice = torch.tensor(letters(self.group, self.moved), device=words.device)
+        G, times, choice = self.vocab_size, *tables(self.group, self.moved, words.device)
         tokens = choice[draws.below(words, len(choice))]
-        G, times = self.vocab_size, products(self.group, words.device)
         (labels,) = prefixes((tokens,), lambda a, b: (times[a[0] * G + b[0]],))
         positions = torch.arange(self.seq_len, device=words.device).expand(len(words), -1)
         return Rows(tokens, positions, labels, {"length": positions + 1})
@@ -90,6 +89,6 @@ def letters(name: str, moved: int | None) -> list[int]:
 
 
 @cache
-def products(name: str, device: torch.device) -> Tensor:
-    """int64 [order^2], the number of a b at a x order + b."""
-    return group(name).times.flatten().to(device)
+def tables(name: str, moved: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [order^2], the number of a b at a x order + b, and the letters."""
+    return group(name).times.flatten().to(device), torch.tensor(letters(name, moved), device=device)
