@@ -1,7 +1,7 @@
 """Text from local files, for language models: every position predicts the next token, and some rows are RULER samples.
 
     text row     a window of the training text, anywhere in it                  every position is scored
-    sample row   samples of some lengths packed one after another, then text    their answers are scored
+    sample row   samples of one length packed one after another, then text      their answers are scored
 
 Windows cross the ends of files; there the tokenizer's end of a text stands. A sample's state is not reset before the
 next one in its row: they are texts of one stream, as in any packed training of language models.
@@ -37,7 +37,8 @@ class Text:
     samples    RULER tasks, of which one is drawn for each sample (all but the two of questions and answers)
     share      of the rows that hold samples, where there are any
     lengths    in tokens, one is drawn for a row: it packs seq_len // length samples; () = seq_len alone
-    loss       what is scored in sample rows: the answers and the end behind them, or all tokens
+    loss       what is scored in sample rows: "answers", each with the end behind it; "questions" besides, which repeat
+               keys of the text and so teach to copy; or "all" tokens
     rows_of    "both", or only "text" or only "samples": for evaluation cells
 
     Training windows begin anywhere. Row i of validation and test text begins at token i seq_len of what is held out,
@@ -56,7 +57,7 @@ class Text:
     samples: tuple[str, ...] = ()
     share: float = 0.5
     lengths: tuple[int, ...] = ()
-    loss: Literal["answers", "all"] = "answers"
+    loss: Literal["answers", "questions", "all"] = "answers"
     rows_of: Literal["both", "text", "samples"] = "both"
 
     def __post_init__(self) -> None:
@@ -116,9 +117,9 @@ class Text:
         length = lengths[word * len(lengths) >> 32]
         at = 0
         for j in range(min(PACKED, self.seq_len // length)):
-            sample, prompt = self._sampler(split).ids(seed, PACKED * index + j, length)
+            sample, question, answer = self._sampler(split).ids(seed, PACKED * index + j, length)
             ids[at : at + len(sample)] = torch.tensor(sample)
-            first = at + (prompt if self.loss == "answers" else 1)
+            first = at + {"answers": answer, "questions": question, "all": 1}[self.loss]
             scored[first - 1 : at + len(sample) - 1] = True
             at += len(sample)
 

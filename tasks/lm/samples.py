@@ -44,22 +44,25 @@ class Passage(Sources):
 @dataclass(frozen=True)
 class Sampler:
     """`ids(seed, index, length)` is a prompt with its answer and the end of a text, at most `length` tokens, and how
-    many of them are the prompt's. `prose` is what haystacks are cut from; `per_token` its characters a token."""
+    many of them stand before the question and before the answer. `prose` is what haystacks are cut from; `per_token`
+    its characters a token."""
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     prose: str = field(repr=False)
     per_token: float
 
-    def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int]:
+    def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int, int]:
         chance = Chance(seed, index, "text", length)
         task = self.names[chance.below("task", 1, len(self.names))[0]]
         within = length - (0 if isinstance(TASKS[task], NIAH) else ROOM)
         ruler = Ruler(task, within, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
         sample = fitting(ruler, index)
-        prompt = self.tokenizer.encode(sample.prompt)
+        told, _, asked = sample.input.rpartition("\n")
+        before = self.tokenizer.encode(told)
+        question = self.tokenizer.encode(f"\n{asked}{sample.prefix}")
         answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")
-        return [*prompt, *answer, self.tokenizer.end], len(prompt)
+        return [*before, *question, *answer, self.tokenizer.end], len(before), len(before) + len(question)
 
     def _passage(self, chance: Chance, length: int) -> Prose:
         """Half as much again as the length takes, from some word on."""

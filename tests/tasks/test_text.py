@@ -112,27 +112,37 @@ def test_sample_rows_ask_for_what_they_hold(files):
     assert packed == {2, 3}, "of 1100 and of 730 tokens"
 
 
-def test_the_answers_weigh_alone_or_everything_does(files):
-    answers = task(files, rows_of="samples", **SAMPLED).rows(torch.arange(2), seed=0, split="train")
-    whole = task(files, rows_of="samples", loss="all", **SAMPLED).rows(torch.arange(2), seed=0, split="train")
+def test_what_is_scored_in_sample_rows(files):
+    """The answers, they with their questions, or everything, of the same rows."""
+    kinds = ("answers", "questions", "all")
+    answers, questions, whole = (
+        task(files, rows_of="samples", loss=loss, **SAMPLED).rows(torch.arange(2), seed=0, split="train")
+        for loss in kinds
+    )
+    assert torch.equal(answers.tokens, questions.tokens)
     assert torch.equal(answers.tokens, whole.tokens)
-    few, many = answers.labels != IGNORE, whole.labels != IGNORE
-    assert (many | ~few).all()
-    assert many.sum() > 10 * few.sum()
+    few, some, many = (rows.labels != IGNORE for rows in (answers, questions, whole))
+    assert (some | ~few).all()
+    assert (many | ~some).all()
+    asked = Bytes().decode(questions.labels[0][some[0]].tolist())
+    assert asked.startswith("\nWhat ")
+    assert asked.count("\nWhat ") == int((answers.labels[0] == Bytes.end).sum())
+    assert 3 * few.sum() < some.sum() < many.sum() / 3
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_of_all_tasks_fit_their_length(name, files):
     prose = corpus.read(files, 0.05).part("train")[0]
     for index in range(2):
-        ids, prompt = Sampler((name,), Bytes(), prose, 1.0).ids(7, index, 2500)
-        assert prompt < len(ids) <= 2500
+        ids, question, answer = Sampler((name,), Bytes(), prose, 1.0).ids(7, index, 2500)
+        assert question < answer < len(ids) <= 2500
+        assert b"?" in bytes(ids[question:answer]) or name in ("vt", "fwe")
         assert ids[-1] == Bytes.end
 
 
 def test_several_values_of_a_key_are_answered_in_the_order_of_the_text(files):
     prose = corpus.read(files, 0.05).part("train")[0]
-    ids, prompt = Sampler(("niah_multivalue",), Bytes(), prose, 1.0).ids(7, 3, 1500)
+    ids, _, prompt = Sampler(("niah_multivalue",), Bytes(), prose, 1.0).ids(7, 3, 1500)
     asked, answer = Bytes().decode(ids[:prompt]), Bytes().decode(ids[prompt:])
     places = [asked.index(value) for value in answer.strip(" .").split(", ")]
     assert len(places) == 4
