@@ -13,6 +13,8 @@ from scipy import stats
 from torch import Tensor
 
 from mixassay.errors import UserError
+from mixassay.runners.training import Training
+from mixassay.spec import MixerSpec, ModelSpec, RunSpec, TaskSpec, TrainSpec
 from mixassay.tasks import Rows
 from mixassay.tasks.niah import ASK, NIAH, SUCCESSORS, chain
 
@@ -169,6 +171,28 @@ def test_distractor_pairs_are_of_other_keys_and_uniform() -> None:
     others = keys[keys != asked].view(1500, 19)
     assert uniform(others - 7 - (others > asked).long(), 7), "its place among the keys that are allowed"
     assert uniform(values - 15, 30)
+
+
+def test_a_learned_position_table_reaches_the_longest_test_rows_and_is_not_trained_there() -> None:
+    cells = {"train_cells": ({"seq_len": 16},), "eval_cells": ({"seq_len": 16}, {"seq_len": 40})}
+    spec = RunSpec(
+        suite="niah",
+        seed=0,
+        task=TaskSpec(name="niah", valid_examples=5, test_examples=5, **cells),
+        mixer=MixerSpec(name="attention"),
+        model=ModelSpec(d_model=8, positions="learned"),
+        train=TrainSpec(steps=4, batch_size=4, lr=1e-2),
+    )
+    kept: dict[str, Tensor] = {}
+    training = Training([spec], "cpu", keep=lambda _, weights: kept.update(weights))
+    before = training.stack.weights(0)["position.weight"].clone()
+    while training.members:
+        training.advance()
+        training.settle()
+    alike = torch.nn.functional.cosine_similarity(before, kept["position.weight"], dim=1)
+    assert alike.shape == (40,)
+    assert (alike[16:] > 1 - 1e-6).all(), "weight decay alone"
+    assert (alike[:16] < 1 - 1e-3).all()
 
 
 @pytest.mark.parametrize(
