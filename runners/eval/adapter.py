@@ -7,7 +7,6 @@ are never cut and never padded; one that is longer than the positions that a mod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -44,7 +43,7 @@ class Adapter(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self.language.batch
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> Any:
         return self.language.device
 
     @property
@@ -91,7 +90,7 @@ class Adapter(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 def wanted(tokenizer: Tokenizer, prompt: str, asked: dict[str, Any]) -> Wanted:
     """From a prompt and a task's `generation_kwargs`."""
-    kwargs: dict[str, Any] = normalize_gen_kwargs(asked, default_max_gen_toks=256)
+    kwargs: Any = normalize_gen_kwargs(asked, default_max_gen_toks=256)
     if kwargs.get("do_sample"):
         raise UserError(f"generation is greedy, but a task asks for sampling: {asked}")
     return Wanted(tuple(tokenizer.encode(prompt)), kwargs["max_gen_toks"], tuple(kwargs["until"]))

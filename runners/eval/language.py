@@ -1,9 +1,9 @@
 """A model of ours as a language model: it goes on from prompts, and says how likely texts are.
 
 A prompt is read in one call (`Model.prefill`), of which the last position's logits are kept alone; every further token
-is one step. Prompts of one length are read together, and rows whose states have one shape take their steps together:
-of a recurrent mixer all rows, of attention those of one length. No row is ever padded, so that what a model answers
-does not depend on its neighbours.
+is one step. Prompts of nearly one length are read together up to the length of the shortest, and the longer ones go on
+in steps. Rows whose states have one shape take their steps together: of a recurrent mixer all rows, of attention those
+of one length. No row is ever padded, so that what a model answers does not depend on its neighbours.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +24,8 @@ from mixassay.tokens import Tokenizer
 Precision = Literal["fp32", "bf16", "fp64"]
 READ_AT_ONCE = 2**17
 """Tokens of prompts in one call, unless a single prompt is longer."""
+NEAR = 48
+"""Tokens by which the lengths of prompts that are read together may differ: so many steps cost less than a call."""
 IGNORE = -100
 
 
@@ -142,17 +144,32 @@ class Language:
     def _alike(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
         """Rows whose states have one shape, their logits [B, vocab_size], and their states."""
         read: dict[tuple[torch.Size, ...], list[tuple[list[Row], Tensor, Decoding]]] = {}
-        for length, same in groupby(rows, key=lambda row: len(row.wanted.prompt)):
-            for part in parts(list(same), max(1, READ_AT_ONCE // length)):
-                tokens = torch.tensor([row.wanted.prompt for row in part], device=self.device)
-                logits, state = self.model.prefill(tokens)
-                self.state_bytes[length] = nbytes(state[1]) // len(part)
+        for part in near(rows):
+            for same, logits, state in self._read(part):
+                self.state_bytes[len(same[0].wanted.prompt)] = nbytes(state[1]) // len(same)
                 shapes = tuple(x.shape[1:] for x in pytree.tree_leaves(state))
-                read.setdefault(shapes, []).append((part, logits, state))
+                read.setdefault(shapes, []).append((same, logits, state))
         for found in read.values():
-            groups, logits_of, states = zip(*found, strict=True)
+            states = [state for _, _, state in found]
             state = pytree.tree_map(lambda *xs: torch.cat(xs), *states) if len(states) > 1 else states[0]
-            yield [row for group in groups for row in group], torch.cat(logits_of), state
+            yield [row for group, _, _ in found for row in group], torch.cat([logits for _, logits, _ in found]), state
+
+    def _read(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
+        """What is common to the lengths of prompts in one call, then the rest of the longer ones token by token."""
+        at = min(len(row.wanted.prompt) for row in rows)
+        logits, state = self.model.prefill(torch.tensor([row.wanted.prompt[:at] for row in rows], device=self.device))
+        while True:
+            left = [i for i, row in enumerate(rows) if len(row.wanted.prompt) > at]
+            ready = [i for i, row in enumerate(rows) if len(row.wanted.prompt) == at]
+            if not left:
+                yield rows, logits, state
+                return
+            if ready:
+                yield [rows[i] for i in ready], logits[ready], chosen(state, ready)
+                rows, state = [rows[i] for i in left], chosen(state, left)
+            tokens = torch.tensor([row.wanted.prompt[at] for row in rows], device=self.device)
+            logits, state = self.model.step(tokens, state)
+            at += 1
 
     def _go_on(self, rows: list[Row], logits: Tensor, state: Decoding) -> None:
         while True:
@@ -163,10 +180,27 @@ class Language:
             if not left:
                 return
             if len(left) < len(rows):
-                keep = torch.tensor(left, device=self.device)
-                rows, token = [rows[i] for i in left], token[keep]
-                state = pytree.tree_map(lambda x, keep=keep: x[keep], state)
+                rows, token, state = [rows[i] for i in left], token[left], chosen(state, left)
             logits, state = self.model.step(token, state)
+
+
+def chosen(state: Decoding, rows: list[int]) -> Decoding:
+    """The state of some rows."""
+    at = torch.tensor(rows, device=state[0].device)
+    kept: Decoding = pytree.tree_map(lambda x: x[at], state)
+    return kept
+
+
+def near(rows: list[Row]) -> Iterator[list[Row]]:
+    """Rows, sorted by length, in parts of nearly one length that are read together."""
+    part: list[Row] = []
+    for row in rows:
+        lengths = [len(one.wanted.prompt) for one in (*part, row)]
+        if part and (max(lengths) - min(lengths) > NEAR or len(lengths) * max(lengths) > READ_AT_ONCE):
+            yield part
+            part = []
+        part.append(row)
+    yield part
 
 
 def cut(text: str, stop: Iterable[str]) -> str:

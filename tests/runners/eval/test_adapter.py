@@ -14,9 +14,13 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
-from mixassay.runners.eval import adapter, engine
+from mixassay.runners.eval import adapter, engine, ruler
 from mixassay.runners.eval.question import Question, Set
+from mixassay.tasks.ruler.sources import SHIPPED
+from mixassay.tasks.ruler.table import TASKS
 
 
 def requests(kind: Any, *arguments: Any) -> list[Instance]:
@@ -75,7 +79,7 @@ def test_generation_knows_the_names_that_tasks_use(lm: Any) -> None:
 
 
 def test_the_registered_model_opens_a_kept_run(kept: Any, tmp_path: Path) -> None:
-    lm = get_model("mixassay").create_from_arg_string(
+    lm: Any = get_model("mixassay").create_from_arg_string(
         f"run={kept('gated_deltanet')},results={tmp_path / 'results'}", {"batch_size": 2, "device": "cpu"}
     )
     assert (lm.batch_size, lm.tokenizer_name, lm.eot_token_id) == (2, "bytes", 256)
@@ -93,3 +97,29 @@ def test_the_engine_and_the_loop_without_it_give_the_same_answers(tiny: Any) -> 
     )
     language = Language(tiny("log_linear_mamba2"), Bytes(), 2, "fp64")
     assert engine.ask(adapter.Adapter(language), asked) == engine.ask_directly(language, asked)
+
+
+HARNESS = Path(adapter.__file__).parent / "harness"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_task_files_for_lm_eval_agree_with_the_table(name: str) -> None:
+    config = load_yaml(HARNESS / f"{name}.yaml", resolve_func=False)
+    assert config["task"] == f"mixassay_{name}"
+    assert config["metadata"]["ruler_task"] == name
+    assert config["generation_kwargs"] == {"until": [], "max_gen_toks": TASKS[name].new_tokens, "do_sample": False}
+
+
+def test_a_task_file_asks_our_samples(kept: Any, tmp_path: Path) -> None:
+    """By its path, as `lm_eval --tasks PATH` reads it, with the tokenizer of the run in --model_args."""
+    told = {"run": kept("mamba2"), "results": str(tmp_path / "results"), "length": 768, "samples": 2, "cache": tmp_path}
+    manager = TaskManager(include_defaults=False, metadata=told)
+    with engine.quiet():
+        tasks = manager.load([str(HARNESS / "niah_single_1.yaml")])["tasks"]
+    lm: Any = get_model("mixassay").create_from_arg_string(
+        f"run={told['run']},results={told['results']}", {"device": "cpu"}
+    )
+    samples, results = engine.evaluated(lm, tasks)
+    asked = ruler.make("niah_single_1", 768, 42, 2, Bytes(), SHIPPED, tmp_path)
+    assert [s["arguments"][0][0] for s in samples["mixassay_niah_single_1"]] == [q.prompt for q in asked.questions]
+    assert results["mixassay_niah_single_1"]["score,none"] == 0.0

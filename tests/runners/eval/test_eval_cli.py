@@ -58,6 +58,7 @@ def test_records_report_and_diff(place: Any, kept: Any) -> None:
         assert record.config["task"]["data_seeds"] == [1, 2]
         assert record.data.startswith("ruler-ours/")
         assert record.state_bytes
+        assert record.samples is not None
         per_sample = 4 if record.config["task"]["name"] == "niah_multivalue" else 1
         assert sum(cell.scored for cell in record.eval) == 4 * per_sample
         prompts = place.folder / "results/niah" / keeping.PROMPTS / f"{record.samples.prompts[:24]}.jsonl.gz"
