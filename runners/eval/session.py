@@ -4,7 +4,7 @@ there."""
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from mixassay.runners.eval.language import Language, Precision
 from mixassay.runners.eval.opened import opened
 from mixassay.runners.eval.question import Answer, Question, Set
 from mixassay.runners.eval.suites import Suite
+from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics.code import EditDistance
 from mixassay.runners.store import Store
 from mixassay.tasks.ruler.table import Compat
@@ -204,9 +205,9 @@ def model_of(options: Options) -> Model:
 def of_run(name: str, options: Options) -> Model:
     found = opened(name, options.results, options.tokenizer, options.device, options.plugins)
     language = Language(found.model, found.tokenizer, options.batch, options.precision)
-    config, use_lm_eval = found.about["config"], with_lm_eval(options.engine)
-    lm = None
-    if use_lm_eval:
+    config, lm = found.about["config"], None
+    if with_lm_eval(options.engine):
+        need("lm_eval", "lm", "--engine lm-eval")
         from mixassay.runners.eval.adapter import Adapter
 
         lm = Adapter(language)
@@ -248,12 +249,7 @@ def settings(options: Options) -> dict[str, Any]:
 
 
 def with_lm_eval(engine: Engine) -> bool:
-    if engine != "auto":
-        return engine == "lm-eval"
-    try:
-        return bool(version("lm_eval"))
-    except PackageNotFoundError:
-        return False
+    return find_spec("lm_eval") is not None if engine == "auto" else engine == "lm-eval"
 
 
 def device_name(model: Model) -> str:
