@@ -8,7 +8,7 @@ from typing import Any
 from mixassay.errors import UserError
 
 SCHEMA = 1
-"""Of the records of `bench kernels` and `bench decode`. Raise it when an old line no longer reads as it is."""
+"""Of the records of `bench kernels`, `decode` and `train`. Raise it when an old line no longer reads as it is."""
 
 Record = dict[str, Any]
 
@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             record = json.loads(line)
         except ValueError:
             record = None
-        if not isinstance(record, dict) or record.get("bench") not in ("data", "kernels", "decode"):
+        if not isinstance(record, dict) or record.get("bench") not in ("data", "kernels", "decode", "train"):
             warnings.append(f"{path}:{number}: no record of a benchmark, skipped")
         elif record.get("schema", SCHEMA) > SCHEMA:
             raise UserError(f"{path}:{number}: written by a newer mixassay (schema {record['schema']}); upgrade")

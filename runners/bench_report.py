@@ -20,6 +20,7 @@ def tables(records: Sequence[Record], warnings: Sequence[str] = ()) -> list[Grid
     grids = [
         *(grid for group in groups(records, "kernels", shape_of) for grid in _kernels(group)),
         *(grid for group in groups(records, "decode", setting_of) for grid in _decode(group)),
+        *(_train(group) for group in groups(records, "train", training_of)),
         *(_data(group) for group in groups(records, "data", device_of)),
     ]
     return [Grid(g.title, g.heads, g.rows, g.left, g.bold, g.caption, tuple(warnings)) for g in grids]
@@ -37,8 +38,8 @@ def groups(records: Iterable[Record], bench: str, key: Callable[[Record], Any]) 
 
 def identity(record: Record) -> Any:
     """What a record is about; a later one about the same replaces it."""
-    names = ("op", "implementation", "mixer", "B", "T", "H", "D", "d_model", "dtype", "rows", "loop_rows")
-    return (device_of(record), *(record.get(name) for name in names))
+    names = "op implementation mixer B T H D d_model dtype rows loop_rows pairs precision"
+    return (device_of(record), *(record.get(name) for name in names.split()))
 
 
 def device_of(record: Record) -> Any:
@@ -47,6 +48,10 @@ def device_of(record: Record) -> Any:
 
 def shape_of(record: Record) -> Any:
     return *device_of(record), record["dtype"], record["D"], record["H"]
+
+
+def training_of(record: Record) -> Any:
+    return *device_of(record), record["pairs"], record["T"], record["B"]
 
 
 def setting_of(record: Record) -> Any:
@@ -176,6 +181,52 @@ def _state(record: Record) -> Cell:
         return Cell(record["status"])
     kept, live = record["state_bytes"], record["live_state_bytes"]
     return Cell(size(kept), f"(live {size(live)})" if live != kept else "")
+
+
+def _train(group: Sequence[Record]) -> Grid:
+    """Mixers and widths down, the plain loop and stacks across."""
+    ours = [record for record in group if record["ours"]]
+    loops = {(r["mixer"], r["d_model"]): r["step"] for r in group if not r["ours"]}
+    counts = sorted({count for record in ours for count in stacks_of(record)})
+    mixers = list(dict.fromkeys(record["mixer"] for record in ours))
+    rows = []
+    for record in sorted(ours, key=lambda record: (mixers.index(record["mixer"]), record["d_model"])):
+        loop = loops.get((record["mixer"], record["d_model"]))
+        parts = stacks_of(record)
+        cells = [_step_of(parts.get(count), loop) for count in counts]
+        rows.append((Cell(record["mixer"]), Cell(str(record["d_model"])), _step_of(loop, None), *cells))
+    first = group[0]
+    precision = ", ".join(dict.fromkeys(record["precision"] for record in ours))
+    return Grid(
+        title=(
+            f"Milliseconds of a training step per model: {first['pairs']} pairs, T={first['T']}, batch {first['B']}, "
+            f"vocabulary {first['vocab_size']:,}, {precision}, {where(first)}"
+        ),
+        heads=(("mixer",), ("d_model",), ("plain loop",), *((f"stack of {count}",) for count in counts)),
+        rows=tuple(rows),
+        left=1,
+        bold=frozenset(),
+        caption=(
+            "Median of whole steps, launches included: rows drawn, gradients, update. Below how many times faster than "
+            "the plain loop: one model in float32, eagerly, with logits at all positions, on a batch that is there "
+            "already.",
+            *_origin(group),
+        ),
+        warnings=(),
+    )
+
+
+def stacks_of(record: Record) -> dict[int, Record]:
+    return {int(name.removeprefix("stack ")): part for name, part in record.items() if name.startswith("stack ")}
+
+
+def _step_of(found: Record | None, loop: Record | None) -> Cell:
+    if found is None:
+        return Cell("")
+    if found["status"] != "ok":
+        return Cell(found["status"])
+    faster = f"({loop['ms'] / found['ms']:.3g})" if loop is not None and loop["status"] == "ok" else ""
+    return Cell(number(found["ms"]), faster)
 
 
 def _data(group: Sequence[Record]) -> Grid:

@@ -20,7 +20,7 @@ from mixassay.runners.bench_report import where
 from mixassay.runners.diff import VERDICTS, Verdict
 
 MARGIN = 0.05
-NAMES = ("bench", "op", "mixer", "dtype", "d_model", "D", "H", "B", "T")
+NAMES = ("bench", "op", "mixer", "dtype", "d_model", "D", "H", "B", "T", "pairs")
 """What a time is about, as far as a record has it."""
 
 About = tuple[str, ...]
@@ -88,7 +88,7 @@ def time_of(ours: Record, others: Sequence[Record], which: str) -> Timed:
     ratios = {}
     if mine["status"] == "ok":
         for other in others:
-            theirs = other.get(which, {})
+            theirs = other.get(which) or other.get("step", {})  # a plain loop knows no stacks
             if theirs.get("status") == "ok":
                 name = " ".join(filter(None, (other["implementation"], other.get("version"))))
                 ends = mine["ms_p20"] / theirs["ms_p80"], mine["ms_p80"] / theirs["ms_p20"]

@@ -259,7 +259,8 @@ class Training:
                 torch.manual_seed(draws.derive(spec.seed, "init"))
                 model = build(spec.model, spec.mixer, vocab_size, max_len, decodes(spec.task)).to(self.device, dtype)
                 model.changes = changes(spec.task)
-                model.calibrate(self.stream.rows(0, (spec.seed,), self.device).tokens)
+                if any(inner.calibrates for inner in model.mixers()):
+                    model.calibrate(self.stream.rows(0, (spec.seed,), self.device).tokens)
                 models.append(model)
         longest = max(cell.task.seq_len for cell in self.stream.cells)
         how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["P"])
 def update_kernel(
-    params, grads, mean, square, mask, lr, step, decay, factor, root, P, rest1, b2, rest2, eps, BLOCK: tl.constexpr
+    weights, grads, mean, square, mask, lr, step, decay, factor, root, P, rest1, b2, rest2, eps, BLOCK: tl.constexpr
 ):
     program = tl.program_id(0).to(tl.int64)
     blocks = tl.cdiv(P, BLOCK)
@@ -31,10 +31,10 @@ def update_kernel(
     v = v * b2 + rest2 * (g * g)
     tl.store(mean + at, m, mask=keep)
     tl.store(square + at, v, mask=keep)
-    p = tl.load(params + at, mask=keep, other=0.0)
+    p = tl.load(weights + at, mask=keep, other=0.0)
     p -= p * (tl.load(decay + row) * tl.load(mask + column, mask=keep, other=0.0))
     p -= tl.load(step + row) * (m / (tl.sqrt(v) / tl.load(root) + eps))
-    tl.store(params + at, p, mask=keep & (tl.load(lr + own) != 0.0))
+    tl.store(weights + at, p, mask=keep & (tl.load(lr + own) != 0.0))
 
 
 def update(

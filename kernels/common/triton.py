@@ -74,6 +74,13 @@ def sum_dtype(dtype: torch.dtype) -> Any:
     return tl.float32 if dtype == torch.bfloat16 else tl.float64
 
 
+def tile(width: int) -> int:
+    """Columns of a tile that holds `width` of a product's: a power of two from 16 on, but for 32, with which products
+    of four warps read illegal addresses on a Hopper GPU (Triton 3.6; flash-linear-attention #807)."""
+    columns = max(16, triton.next_power_of_2(width))
+    return 64 if columns == 32 else columns
+
+
 def operands(dtype: torch.dtype) -> tuple[Any, Any, str]:
     """Operand dtype of the products, accumulator dtype and input precision for tensors of this dtype.
 

@@ -39,9 +39,9 @@ from mixassay.kernels.common.triton import (
     segment_of,
     store_rows,
     sum_dtype,
+    tile,
     weight,
 )
-
 
 LONGEST = 2048
 """Tokens of a segment, at most. Within a segment the decay's gradient is a running sum of differences of products that
@@ -570,4 +570,4 @@ class _Call:
 
 
 def block(width: int, largest: int) -> int:
-    return min(largest, max(16, triton.next_power_of_2(width)))
+    return min(largest, tile(width))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows
+from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows, tile
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -83,6 +83,15 @@ def rows_kernel(
 
 
 @triton.jit
+def of_rows(labels, lse, dloss, at, r, live, ignore):
+    """Labels, logarithms of the sums and gradients of rows `r < live` behind row `at`. A row without a label has no
+    gradient, and one past the end no sum. They are loaded a turn ahead, since nothing else hides how long it takes."""
+    y = tl.load(labels + at + r, mask=r < live, other=ignore)
+    log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
+    return y, log_total, tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
+
+
+@triton.jit
 def words_kernel(
     h,
     weight,
@@ -112,18 +121,16 @@ def words_kernel(
     es = load_rows(weight + (m * V + first) * D, w, V - first, d, D, D, BD).to(DOT)
     des = tl.zeros([BV, BD], dtype=ACC)
     begin = split * length
+    y, log_total, scale = of_rows(labels, lse, dloss, m * R + begin, r, R - begin, ignore)
     for start in range(begin, tl.minimum(begin + length, R), BR):
         at = m * R + start
-        live = BR if EVEN else R - start
-        hs = load_rows(h + at * D, r, live, d, D, D, BD).to(DOT)
-        y = tl.load(labels + at + r, mask=r < live, other=ignore)
-        # A row without a label has no gradient, and one past the end no lse.
-        log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
-        scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
+        hs = load_rows(h + at * D, r, BR if EVEN else R - start, d, D, D, BD).to(DOT)
+        later = of_rows(labels, lse, dloss, at + BR, r, R - start - BR, ignore)
         logits = tl.dot(es, tl.trans(hs), input_precision=PREC, out_dtype=ACC)  # [v, r]
         p = tl.exp2(logits * LOG2_E - log_total[None, :])
         dl = p * scale[None, :] - tl.where((w + first)[:, None] == y[None, :], scale[None, :], 0.0)
         des = tl.dot(dl.to(DOT), hs, acc=des, input_precision=PREC, out_dtype=ACC)
+        y, log_total, scale = later
     store_rows(dweight + ((m * splits + split) * V + first) * D, des, w, V - first, d, D, D, BD)
 
 
@@ -144,7 +151,7 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, D: int) -> Plan:
     if dtype == torch.bfloat16 and D <= 64:
-        return Plan(Launch(128, 64, 4, 3), Launch(64, 128, 4, 3), 264)
+        return Plan(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3), 264)
     if dtype == torch.bfloat16:
         return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
     if operands(dtype)[2] == "tf32":
@@ -176,7 +183,7 @@ def rows(
         V,
         ignore,
         D=D,
-        BD=max(16, triton.next_power_of_2(D)),
+        BD=tile(D),
         BR=launch.BR,
         BV=launch.BV,
         EVEN=V % launch.BV == 0,
@@ -216,7 +223,7 @@ def words(
         splits,
         ignore,
         D=D,
-        BD=max(16, triton.next_power_of_2(D)),
+        BD=tile(D),
         BR=launch.BR,
         BV=launch.BV,
         EVEN=R % launch.BR == 0,

@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, WEAKEST, load_rows, operands, store_rows, sum_dtype, weight
+from mixassay.kernels.common.triton import LOG2_E, WEAKEST, load_rows, operands, store_rows, sum_dtype, tile, weight
 
 LEAVES = tl.constexpr(4)  # chunks that one program of the tree's lower end takes
 FAN = tl.constexpr(16)  # nodes that one program of its upper part adds up
@@ -1029,7 +1029,7 @@ class _Call:
         self.state = state_dtype(q.dtype)
         self.level_scale = level_scale.to(self.acc).contiguous()
         self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
-        BK, BV = (min(self.how.block, max(16, triton.next_power_of_2(D))) for D in (K, V))
+        BK, BV = (min(self.how.block, tile(D)) for D in (K, V))
         self.keys, self.values = triton.cdiv(K, BK), triton.cdiv(V, BV)
         self.rows, self.heads, self.shape = B * T, H, (H, K, V)
         self.blocks, self.slices = H * self.keys * self.values, triton.cdiv(K * V, SLICE)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows
+from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows, tile
 
 
 @triton.jit
@@ -193,11 +193,8 @@ class Plan(NamedTuple):
 
 
 def plan(dtype: torch.dtype, K: int) -> Plan:
-    if dtype == torch.bfloat16 and K <= 64:
-        return Plan(Launch(128, 64, 4, 2), Launch(64, 64, 4, 2), Launch(64, 64, 4, 2))
-    if dtype == torch.bfloat16:
-        return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), Launch(64, 64, 4, 2))
-    return Plan(Launch(32, 32, 4, 1), Launch(32, 32, 4, 1), Launch(32, 32, 4, 1))
+    launch = Launch(64, 64, 4, 2) if dtype == torch.bfloat16 else Launch(32, 16, 4, 1)
+    return Plan(launch, launch, launch)
 
 
 def forward(qkv: Tensor, scale: float, how: Plan | None = None) -> tuple[Tensor, Tensor]:
@@ -229,6 +226,6 @@ def _launch(kernel: object, launch: Launch, qkv: Tensor, *args: object) -> None:
     B, T, _, H, K = qkv.shape
     dot, acc, precision = operands(qkv.dtype)
     kernel[(B * H * triton.cdiv(T, launch.BQ),)](
-        *args, T, H, K=K, BK=max(16, triton.next_power_of_2(K)), BQ=launch.BQ, BN=launch.BN,
+        *args, T, H, K=K, BK=tile(K), BQ=launch.BQ, BN=launch.BN,
         DOT=dot, ACC=acc, PREC=precision, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`mixassay bench`: speed of data, operators and decoding."""
+"""`mixassay bench`: speed of data, operators, decoding and training."""
 
 import json
 import re
@@ -127,6 +127,47 @@ def decode(
     )
 
 
+@bench.command()
+def train(
+    mixer: Annotated[str | None, typer.Option("--mixer", metavar="NAME,...", help="These mixers only.")] = None,
+    d_model: Annotated[str | None, typer.Option("--d-model", metavar="D,...", help="Widths. [16,32,64]")] = None,
+    pairs: Annotated[str | None, typer.Option("--pairs", metavar="N,...", help="Pairs in 256 tokens. [4,64]")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", metavar="M,...", help="Models in one. [1,5,20,40]")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="NAME", help="bf16 or fp32. [fp32 on cpu]")
+    ] = None,
+    baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also the plain loop.")] = True,
+    device: Device = None,
+    quick: Quick = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time a training step on MQAR, per model of a stack, beside a plain loop over the same model.
+
+    256 rows of 256 tokens, a vocabulary of 8192, two layers. The losses are checked before anything is timed.
+
+    Exit code: 0 all were right and timed; 2 a mistake in the command; 3 some were not.
+    """
+    from mixassay.mixers import mixer as registry
+    from mixassay.runners import bench_train
+
+    where = device_of(device)
+    names = [one_of("--mixer", name, registry.names()) for name in mixer.split(",")] if mixer else registry.names()
+    chosen: dict[str, Any] = dict(bench_train.QUICK) if quick else {}
+    chosen |= {"device": where, "mixers": tuple(names), "baseline": baseline}
+    name = precision or ("bf16" if where.type == "cuda" else "fp32")
+    chosen["precision"] = one_of("--precision", name, list(bench_train.LIMITS))
+    given = {"widths": ("--d-model", d_model), "pairs": ("--pairs", pairs), "stacks": ("--stack", stack)}
+    chosen |= {key: numbers(option, text) for key, (option, text) in given.items() if text is not None}
+    finish(
+        bench_train.bench_train(bench_train.Setting(**chosen)),
+        out or default_file("train", where, quick),
+        as_json,
+        train_line,
+        bench_train.failed,
+    )
+
+
 def finish(
     records: Iterable[Record], out: Path, as_json: bool, line: Callable[[Record], str], failed: Callable[[Record], bool]
 ) -> None:
@@ -167,6 +208,17 @@ def decode_line(record: Record) -> str:
     if record["status"] == "ok":
         told = f"{bench_report.number(record['eager']['ms'])} ms, {bench_report.size(record['state_bytes'])}"
     return f"{record['mixer']} T={record['T']:,}: {told}"
+
+
+def train_line(record: Record) -> str:
+    def told(part: Record) -> str:
+        ok = part["status"] == "ok"
+        return f"{bench_report.number(part['ms'])} ms" if ok else f"{part['status']}: {part['reason']}"
+
+    parts = {f"stack of {count}": part for count, part in bench_report.stacks_of(record).items()}
+    parts |= {"plain loop": record["step"]} if "step" in record else {}
+    times = "; ".join(f"{name} {told(part)}" for name, part in parts.items())
+    return f"{record['mixer']} d_model={record['d_model']} pairs={record['pairs']}: {times}"
 
 
 # -- what is typed -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,274 @@
+"""What a training step costs: milliseconds per model of a stack's step, beside a plain loop over the same model.
+
+Ours is `Training.advance` as a sweep runs it, a step drawn, taken and updated, with its launches; the waits that a
+sweep makes every 50 steps are left out. The plain loop is the usual way of writing it: one model, float32, eagerly,
+logits at all positions, `torch.optim.AdamW`, on a batch that is there already; mixers are the same modules in both. No
+time without a check: the first losses of the stack must be the plain model's.
+
+On a GPU, kernels are compiled first, by several processes at a time.
+"""
+
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixassay import provenance
+from mixassay.mixers import mixer
+from mixassay.mixers.parts.norm import EPS_LAYER, EPS_RMS, LayerNorm, RMSNorm
+from mixassay.model import Model
+from mixassay.runners.bench_records import SCHEMA, Record
+from mixassay.runners.bench_report import stacks_of
+from mixassay.runners.graph import WARM
+from mixassay.runners.timing import Failure, attempt, summary
+from mixassay.runners.training import Training
+from mixassay.spec import RunSpec
+from mixassay.tasks import IGNORE
+
+LIMITS = {"fp32": 1e-4, "bf16": 2e-2}
+"""The largest relative difference of two losses that passes."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    device: torch.device
+    mixers: tuple[str, ...]
+    widths: tuple[int, ...] = (16, 32, 64)
+    pairs: tuple[int, ...] = (4, 64)
+    stacks: tuple[int, ...] = (1, 5, 20, 40)
+    T: int = 256
+    batch: int = 256
+    vocab_size: int = 8192
+    precision: str = "bf16"
+    baseline: bool = True
+    budget: float = 0.15  # seconds for each time
+
+
+QUICK: dict[str, Any] = {"widths": (16,), "pairs": (4,), "stacks": (1, 2), "T": 32, "batch": 4, "budget": 0.01}
+QUICK |= {"vocab_size": 64, "precision": "fp32"}
+
+
+def bench_train(setting: Setting) -> Iterator[Record]:
+    """Two records, ours and the plain loop's, for every mixer, width and number of pairs, as soon as they are there."""
+    if setting.device.type == "cuda":
+        compile_all(setting)
+    device = torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else "cpu"
+    env = provenance.environment(device, threads=torch.get_num_threads())
+    for name in setting.mixers:
+        source = provenance.source_hash(["mixassay.runners.bench_train", f"mixassay.mixers.{name}"])
+        code = provenance.code(source).model_dump()
+        for d_model in setting.widths:
+            for pairs in setting.pairs:
+                for found in at(setting, name, d_model, pairs):
+                    yield {**found, "code": code, "env": env}
+
+
+def failed(record: Record) -> bool:
+    """Whether one of ours has no number that it should have."""
+    return bool(record["ours"]) and any(part["status"] != "ok" for part in stacks_of(record).values())
+
+
+def at(setting: Setting, name: str, d_model: int, pairs: int) -> Iterator[Record]:
+    begun = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    spec = specs(setting, name, d_model, pairs, 1)[0]
+    shared = {
+        "bench": "train",
+        "schema": SCHEMA,
+        "time": begun,
+        "mixer": name,
+        "model": spec.model.model_dump(mode="json", exclude_defaults=True),
+        "arguments": spec.mixer.args,
+        **{"d_model": d_model, "pairs": pairs, "T": setting.T, "B": setting.batch, "vocab_size": setting.vocab_size},
+    }
+    ours = {
+        f"stack {count}": part(lambda count=count: stacked(setting, name, d_model, pairs, count))  # type: ignore[misc]
+        for count in setting.stacks
+    }
+    yield {**shared, "implementation": "mixassay", "ours": True, "precision": setting.precision, **ours}
+    if setting.baseline:
+        step = part(lambda: plain(setting, name, d_model, pairs))
+        yield {**shared, "implementation": "plain loop", "ours": False, "precision": "fp32", "step": step}
+
+
+def part(measure: Callable[[], Record]) -> Record:
+    found = attempt(measure)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found._asdict() if isinstance(found, Failure) else {"status": "ok", "reason": None, **found}
+
+
+def stacked(setting: Setting, name: str, d_model: int, pairs: int, count: int) -> Record:
+    """Milliseconds per model of a step of `count` models."""
+    training = Training(specs(setting, name, d_model, pairs, count), setting.device.type)
+    error = loss_error(training)
+    if not error <= LIMITS[setting.precision]:
+        reason = f"loss differs from the plain model's by {error:.1e}, above {LIMITS[setting.precision]:g}"
+        return {"status": "wrong", "reason": reason, "error": error if math.isfinite(error) else None}
+    reset_peak(setting.device)
+    for _ in range(WARM + 2):
+        training.advance()
+    times = timed(training.advance, setting)
+    return {"error": error, **summary([ms / count for ms in times]), "peak_bytes": peak(setting.device)}
+
+
+def plain(setting: Setting, name: str, d_model: int, pairs: int) -> Record:
+    training = Training(specs(setting, name, d_model, pairs, 1), setting.device.type)
+    tokens, positions, labels = first_rows(training)
+    dense = torch.full_like(tokens[0], IGNORE).scatter_(1, positions[0], labels[0])
+    model = training.stack.models[0].train()
+    optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        loss = usual_loss(model, tokens[0], dense)
+        optim.zero_grad()
+        loss.backward()
+        optim.step()
+
+    reset_peak(setting.device)
+    for _ in range(3):
+        step()
+    return {**summary(timed(step, setting)), "peak_bytes": peak(setting.device)}
+
+
+def usual_loss(model: Model, tokens: Tensor, labels: Tensor) -> Tensor:
+    """labels int64 [B, T], IGNORE where nothing is scored."""
+    x = model.embedding(tokens)
+    if model.position is not None:
+        x = x + model.position.weight[: tokens.shape[1]]
+    for block in model.blocks:
+        x = x + block.mixer(normed(x, block.norm))
+        if block.norm2 is not None:
+            x = x + normed(x, block.norm2)
+    logits = F.linear(normed(x, model.norm), model.embedding.weight)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+
+
+def normed(x: Tensor, norm: LayerNorm | RMSNorm) -> Tensor:
+    if isinstance(norm, LayerNorm):
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, EPS_LAYER)
+    return F.rms_norm(x, x.shape[-1:], norm.weight, EPS_RMS)
+
+
+def loss_error(training: Training) -> float:
+    """How far the losses of a stack's first batch are from those of the plain model, relative, at worst."""
+    stack, (tokens, positions, labels) = training.stack, first_rows(training)
+    losses, _ = stack.loss_and_grad(tokens, positions, labels, None)
+    worst = 0.0
+    for row, loss in enumerate(losses.tolist()):
+        dense = torch.full_like(tokens[row], IGNORE).scatter_(1, positions[row], labels[row])
+        model = stack.models[0 if stack.mode == "vmap" else row]
+        with torch.no_grad():
+            for name, x in stack.weights(row).items():
+                (model.get_parameter(name) if name in stack.names else model.get_buffer(name)).copy_(x)
+            true = float(usual_loss(model, tokens[row], dense))
+        worst = max(worst, abs(loss - true) / abs(true))
+        if not loss - true < math.inf:
+            return math.inf
+    return worst
+
+
+def first_rows(training: Training) -> tuple[Tensor, ...]:
+    """tokens [M, B, T], positions and labels [M, B, Q]."""
+    seeds = tuple(spec.seed for spec in training.specs)
+    rows = training.stream.rows(0, seeds, training.device)
+    return tuple(x.unflatten(0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
+
+
+def specs(setting: Setting, name: str, d_model: int, pairs: int, count: int) -> list[RunSpec]:
+    """Two layers: attention with positions; Mamba-2 and its kin in their own block; all else behind a BaseConv."""
+    model: dict[str, Any] = {"d_model": d_model, "n_layers": 2}
+    if "mamba2" in name:
+        model["block"] = "mamba"
+    elif name == "attention":
+        model["positions"] = "learned"
+    elif name != "base_conv":
+        model["hybrid"] = {"name": "base_conv"}
+    task = {"name": "mqar", "vocab_size": setting.vocab_size, "seq_len": setting.T, "num_kv": pairs}
+    given = {
+        "task": {**task, "valid_examples": 1, "test_examples": 1},
+        "mixer": {"name": name, **arguments(name, d_model, setting.T)},
+        "model": model,
+        "train": {"steps": 10_000, "batch_size": setting.batch, "precision": setting.precision},
+        "suite": "bench",
+    }
+    return [RunSpec.model_validate(given | {"seed": seed}) for seed in range(count)]
+
+
+def arguments(name: str, d_model: int, T: int) -> dict[str, Any]:
+    """The published table's: heads and states of 16 in Mamba-2, else one head at width 16 and two above, as many levels
+    as T tokens have; attention has one head."""
+    known = inspect.signature(mixer[name]).parameters
+    found: dict[str, Any] = {}
+    if "d_state" in known:
+        found |= {"d_state": 16, "head_dim": 16}
+    elif "heads" in known and name != "attention" and d_model > 16:
+        found["heads"] = 2
+    if "levels" in known:
+        found["levels"] = (T - 1).bit_length() + 1
+    return found
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def timed(step: Callable[[], None], setting: Setting) -> list[float]:
+    """Milliseconds of a step, several times: of a few steps in a row, as a sweep takes them, shared equally."""
+    (one,) = spans(step, setting, 1, 1)
+    row = max(1, min(20, round(1e3 * setting.budget / 5 / max(one, 1e-3))))
+    return spans(step, setting, row, 5 if one < 1e3 * setting.budget else 2)
+
+
+def spans(step: Callable[[], None], setting: Setting, row: int, times: int) -> list[float]:
+    found = []
+    for _ in range(times):
+        wait(setting.device)
+        start = time.perf_counter()
+        for _ in range(row):
+            step()
+        wait(setting.device)
+        found.append(1e3 * (time.perf_counter() - start) / row)
+    return found
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int | None:
+    """The most memory held since; None on a CPU, which does not tell."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+# -- kernels, compiled beforehand --------------------------------------------------------------------------------------
+
+
+def compile_all(setting: Setting) -> None:
+    """Triton keeps what it has compiled on disk, where this process finds it."""
+    todo = [(setting, name, d_model) for name in setting.mixers for d_model in setting.widths]
+    workers = max(1, min(len(todo), (os.cpu_count() or 1) - 2))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_kernels, *zip(*todo, strict=True)))
+
+
+def compile_kernels(setting: Setting, name: str, d_model: int) -> None:
+    """By a step of two small models, and of the plain one. What fails here fails again where it is reported."""
+    for pairs in setting.pairs:
+        attempt(lambda pairs=pairs: Training(specs(setting, name, d_model, pairs, 2), "cuda").advance())  # type: ignore[misc]
+        if setting.baseline:
+            attempt(lambda pairs=pairs: loss_error(Training(specs(setting, name, d_model, pairs, 1), "cuda")))  # type: ignore[misc]
