@@ -99,7 +99,7 @@ class FuzzyRecall:
         P, shortest = for_key_len.shape[1], self._shortest(split)
         key_len = shortest + draws.below(for_key_len, self.key_len - shortest + 1)
         keys, values = (
-            draws.distinct(some.unflatten(1, (P, -1)).flatten(0, 1), n, ids).unflatten(0, (N, P))
+            torch.unflatten(draws.distinct(torch.unflatten(some, 1, (P, -1)).flatten(0, 1), n, ids), 0, (N, P))
             for some, n, ids in ((for_keys, self.key_len, K), (for_values, self.value_len, V))
         )
         values = values + K
