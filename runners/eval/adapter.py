@@ -116,14 +116,3 @@ class Run(Adapter):
         names = tuple(name for name in plugins.split("+") if name)
         found = opened(str(run), results, tokenizer, device or "auto", names)
         super().__init__(Language(found.model, found.tokenizer, rows, precision))
-
-
-def main() -> None:
-    """lm-eval's own command line, which then knows `--model mixassay`: python -m mixassay.runners.eval.adapter ..."""
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()
-
-
-if __name__ == "__main__":
-    main()
