@@ -87,7 +87,7 @@ class Training:
         self.broke_at = torch.full((), -1, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over the steps since the last validation
         self.loss_steps = 0
-        self.curve: dict[str, list[float]] = {"step": [], "train/loss": [], "valid/accuracy": [], "valid/loss": []}
+        self.curve: dict[str, list[float]] = {"step": [], "train/loss": []}
         self.eval_every = spec.train.eval_every or max(1, self.stream.steps // (spec.train.epochs or 10))
         self.seconds = self.training_seconds = 0.0
         self.clock = Clock()
@@ -146,8 +146,8 @@ class Training:
         valid = self.found[2]
         self.curve["step"].append(self.step)
         self.curve["train/loss"].append(trained)
-        for name in ("valid/accuracy", "valid/loss"):
-            self.curve[name].append(valid[name])
+        for name, value in valid.items():
+            self.curve.setdefault(name, []).append(value)
         if not math.isfinite(valid["valid/loss"]):
             return End("validation loss not finite", broken=True)
         if self.train.stop is not None and reached(self.train.stop, valid):
@@ -202,6 +202,8 @@ class Training:
             text += f", MFU {100 * found['mfu']:.1f} %"
         if self.curve["step"]:
             text += f", valid loss {self.curve['valid/loss'][-1]:.3f}"
+        if "valid/answer_accuracy" in self.curve:
+            text += f", {100 * self.curve['valid/answer_accuracy'][-1]:.0f} % of answers right"
         return text
 
     def save(self, folder: Path) -> None:
