@@ -40,7 +40,7 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
     page = [*ROOT.glob("runners/page/*.css"), *ROOT.glob("runners/page/*.js")]
     assert len(page) == 2
     tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in page}
-    tree.add("mixassay/runners/scaffold/my_mixer.yaml")
+    tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in ROOT.glob("runners/**/*.y*ml")}
     texts = [*ROOT.glob("tasks/ruler/data/*.txt")]
     assert len(texts) == 6
     tree |= {f"mixassay/{path.relative_to(ROOT)}" for path in texts}
@@ -49,23 +49,44 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
     assert held == tree
 
 
-def test_the_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked as an installer would, with this environment's dependencies and nothing of the checkout."""
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel unpacked as an installer would, to be used with this environment's dependencies and no checkout."""
+    site = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(site)
+    return site
+
+
+def mixassay(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys, mixassay; print(mixassay.__file__); from mixassay.runners.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[0].startswith(str(site)), done.stderr
+    return done
+
+
+def test_the_wheel_works_from_another_folder(site: Path, tmp_path: Path) -> None:
     entry = (site / next(site.glob("*.dist-info")) / "entry_points.txt").read_text()
     assert "mixassay = mixassay.runners.cli:main" in entry
+    assert "mixassay.runners.pytest_plugin = mixassay.runners.pytest_plugin" in entry
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    code = "import sys, mixassay; print(mixassay.__file__); from mixassay.runners.cli import main; main()"
     for words, expected in ((["list", "configs"], "quickstart"), (["--version"], f"mixassay {version}")):
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code, *words],
-            cwd=elsewhere,
-            env={**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-        )
+        done = mixassay(site, tmp_path, *words)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[0].startswith(str(site))
         assert expected in done.stdout
+
+
+def test_a_newcomers_mixer_is_checked_and_trained(site: Path, tmp_path: Path) -> None:
+    """One file outside of any repository."""
+    assert mixassay(site, tmp_path, "new", "mixer", "mine").returncode == 0
+    done = mixassay(site, tmp_path, "check", "./mine.py:Mine", "--only", "shape,causality,recurrent")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  pass  ") == 3
+    done = mixassay(site, tmp_path, "run", "mine.yaml", "train.steps=2", "--only", "mixer=mine", "--seeds", "0-1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine decay=0.5" in done.stdout
