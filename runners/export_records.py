@@ -15,7 +15,7 @@ from mixassay.record import RunRecord
 from mixassay.runners.export import csv_text
 from mixassay.runners.extras import need
 
-OPENED = {"config": 2, "code": 1, "env": 1, "time": 1, "stopped": 1, "error": 1}
+OPENED = {"config": 2, "code": 1, "env": 1, "time": 1, "stopped": 1, "error": 1, "language": 1}
 """Mappings that are spread over columns, and how deep."""
 
 LEFT_OUT = ("eval", "curve")
