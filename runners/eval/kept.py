@@ -83,10 +83,9 @@ def label(sets: Sequence[Set], subject: Subject, options: dict[str, Any], code: 
         task["data_seeds"] = seeds
     seed = subject.seed if subject.seed is not None else seeds[0] if seeds else 0
     config = {"task": task, **subject.sections}
-    data = first.data if len(sets) == 1 else f"{first.version}:{hashed(one.prompts for one in sets)[:16]}"
     cell = digest(config)
-    key = digest([cell, seed, code.source, data, str(env["class"]), subject.weights], length=24)
-    return Label(key, cell, seed, config, data)
+    key = digest([cell, seed, code.source, first.data, str(env["class"]), subject.weights], length=24)
+    return Label(key, cell, seed, config, first.data)
 
 
 def record(of: Label, asked: Asked, subject: Subject, suite: str, code: Code, env: dict[str, Any]) -> RunRecord:

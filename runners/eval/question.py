@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mixassay.spec import digest
+
 
 @dataclass(frozen=True)
 class Question:
@@ -58,14 +60,10 @@ class Set:
         return self.task + length + ("" if self.seed is None else f" (seed {self.seed})")
 
     @property
-    def prompts(self) -> str:
-        """sha256 of all prompts in their order."""
-        return hashed(question.prompt for question in self.questions)
-
-    @property
     def data(self) -> str:
-        """Equal for equal prompts and scores: only then may numbers be compared."""
-        return f"{self.version}:{self.prompts[:16]}"
+        """Equal for equal questions and scores, but for the seed: only then may numbers be compared."""
+        made = {name: value for name, value in self.recipe.items() if name != "seed"}
+        return f"{self.version}:{digest(made, length=16)}"
 
 
 def hashed(texts: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from mixassay.errors import UserError
 from mixassay.runners.eval.canary import Refused, judge
 from mixassay.runners.eval.engine import evaluated, quiet
-from mixassay.runners.eval.question import Answer, Question, Set
+from mixassay.runners.eval.question import Answer, Question, Set, hashed
 from mixassay.runners.extras import need
 
 
@@ -104,7 +104,8 @@ def ask(lm: Any, name: str, task: Any, n: int | None) -> tuple[Set, list[Answer]
         if key.endswith(",none") and isinstance(value, (int, float))
     }
     version = f"lm-eval-{name}/{task.VERSION}"
-    recipe = {"generator": "lm-eval", "version": str(task.VERSION), "metric": metric}
+    prompts = hashed(question.prompt for question in questions)[:16]
+    recipe = {"generator": "lm-eval", "version": str(task.VERSION), "metric": metric, "prompts": prompts}
     return Set(name, tuple(questions), _unscored, version, recipe), answers, found
 
 
