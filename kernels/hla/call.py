@@ -91,7 +91,7 @@ def whole(
             rows = axes.size["B" if cu_seqlens is None else "N"]
             start = initial_state or empty(form.state, x.v, **axes.size | {"B": rows})
             o, final = _recurrence(form, x, scale, start, cu_seqlens)
-        elif chosen == backend == "triton" and form.is_fused(q, k, v):  # only if asked for: no GPU has run them yet
+        elif chosen == "triton" and form.is_fused(q, k, v):
             from mixassay.kernels.hla import registered  # the package triton may not be there
 
             o, final = registered.hla(form.state, x, scale, form.ridge, initial_state, cu_seqlens, output_final_state)
