@@ -147,6 +147,9 @@ def operator(
     given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
     given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
     given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
+    if name == "dla":
+        given |= {"rank_scale": tensor(30, dtype=torch.float32), "starts": tensor(30, dtype=torch.int32)}
+        given["boundary"] = tensor(dtype=torch.bool)
     if name == "hla":  # the one with most terms
         given |= {"inner": given["log_decay"], "outer": tensor(dtype=torch.float32) if decay else None}
         given |= {"initial": module.States(S, S, S), "dfinal": module.States(S, S, S)}
