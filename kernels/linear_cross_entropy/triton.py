@@ -83,15 +83,6 @@ def rows_kernel(
 
 
 @triton.jit
-def of_rows(labels, lse, dloss, at, r, live, ignore):
-    """Labels, logarithms of the sums and gradients of rows `r < live` behind row `at`. A row without a label has no
-    gradient, and one past the end no sum. They are loaded a turn ahead, since nothing else hides how long it takes."""
-    y = tl.load(labels + at + r, mask=r < live, other=ignore)
-    log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
-    return y, log_total, tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
-
-
-@triton.jit
 def words_kernel(
     h,
     weight,
@@ -119,19 +110,23 @@ def words_kernel(
     m, first = index // blocks, (index % blocks) * BV
     r, d, w = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
     es = load_rows(weight + (m * V + first) * D, w, V - first, d, D, D, BD).to(DOT)
-    des = tl.zeros([BV, BD], dtype=ACC)
+    # Words across: what belongs to a row is then in few registers, and more programs fit on a multiprocessor.
+    des = tl.zeros([BD, BV], dtype=ACC)
     begin = split * length
-    y, log_total, scale = of_rows(labels, lse, dloss, m * R + begin, r, R - begin, ignore)
     for start in range(begin, tl.minimum(begin + length, R), BR):
         at = m * R + start
-        hs = load_rows(h + at * D, r, BR if EVEN else R - start, d, D, D, BD).to(DOT)
-        later = of_rows(labels, lse, dloss, at + BR, r, R - start - BR, ignore)
-        logits = tl.dot(es, tl.trans(hs), input_precision=PREC, out_dtype=ACC)  # [v, r]
-        p = tl.exp2(logits * LOG2_E - log_total[None, :])
-        dl = p * scale[None, :] - tl.where((w + first)[:, None] == y[None, :], scale[None, :], 0.0)
-        des = tl.dot(dl.to(DOT), hs, acc=des, input_precision=PREC, out_dtype=ACC)
-        y, log_total, scale = later
-    store_rows(dweight + ((m * splits + split) * V + first) * D, des, w, V - first, d, D, D, BD)
+        live = R - start
+        hs = load_rows(h + at * D, r, BR if EVEN else live, d, D, D, BD).to(DOT)
+        y = tl.load(labels + at + r, mask=r < live, other=ignore)
+        # A row without a label has no gradient, and one past the end no sum.
+        log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
+        scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
+        logits = tl.dot(hs, tl.trans(es), input_precision=PREC, out_dtype=ACC)
+        p = tl.exp2(logits * LOG2_E - log_total[:, None])
+        dl = p * scale[:, None] - tl.where((w + first)[None, :] == y[:, None], scale[:, None], 0.0)
+        des = tl.dot(tl.trans(hs), dl.to(DOT), acc=des, input_precision=PREC, out_dtype=ACC)
+    to = dweight + ((m * splits + split) * V + first) * D + w[None, :] * D + d[:, None]
+    tl.store(to, des.to(dweight.dtype.element_ty), mask=(d < D)[:, None] & (w < V - first)[None, :])
 
 
 class Launch(NamedTuple):
@@ -139,6 +134,7 @@ class Launch(NamedTuple):
     BV: int  # words
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # registers of a thread, at most: as many programs on a multiprocessor as that leaves
 
 
 class Plan(NamedTuple):
@@ -151,7 +147,7 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, D: int) -> Plan:
     if dtype == torch.bfloat16 and D <= 64:
-        return Plan(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3), 264)
+        return Plan(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, maxnreg=128 if tile(D) == D else 160), 264)
     if dtype == torch.bfloat16:
         return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
     if operands(dtype)[2] == "tf32":
@@ -193,6 +189,7 @@ def rows(
         PREC=precision,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        maxnreg=launch.maxnreg,
     )
     return (loss, lse, dh) if gradient else (loss, right, dh)
 
@@ -232,5 +229,6 @@ def words(
         PREC=precision,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        maxnreg=launch.maxnreg,
     )
     return parts[:, 0] if splits == 1 else parts.sum(1).to(weight.dtype)

@@ -172,7 +172,7 @@ def backward(
     sums = [None if p is None else t.new_empty((M, how.programs, D)) for p in vectors]
     backward_kernel[(M * how.programs,)](
         t, weight, inner_weight, inner_bias, ds, dh, dx, dy, *sums, how.tokens, how.share, how.programs, eps,
-        N=D, CENTRE=bias is not None, BR=how.rows, BN=how.width, ACC=accumulator(t), num_warps=how.warps,
+        N=D, CENTRE=bias is not None, BR=max(1, how.rows // 2), BN=how.width, ACC=accumulator(t), num_warps=how.warps,
     )  # fmt: skip
     dweight, *others = (
         None if parts is None else parts.sum(1).to(p.dtype) for p, parts in zip(vectors, sums, strict=True)

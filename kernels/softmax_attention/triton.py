@@ -182,6 +182,7 @@ class Launch(NamedTuple):
     BN: int  # tokens that it takes at a time
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None  # registers of a thread, at most: as many programs on a multiprocessor as that leaves
 
 
 class Plan(NamedTuple):
@@ -193,6 +194,9 @@ class Plan(NamedTuple):
 
 
 def plan(dtype: torch.dtype, K: int) -> Plan:
+    if dtype == torch.bfloat16 and K <= 64:
+        few = Launch(64, 64, 4, 2, maxnreg=128)
+        return Plan(few, few, Launch(64, 64, 4, 2, maxnreg=168 if tile(K) == K else None))
     launch = Launch(64, 64, 4, 2) if dtype == torch.bfloat16 else Launch(32, 16, 4, 1)
     return Plan(launch, launch, launch)
 
@@ -228,4 +232,5 @@ def _launch(kernel: object, launch: Launch, qkv: Tensor, *args: object) -> None:
     kernel[(B * H * triton.cdiv(T, launch.BQ),)](
         *args, T, H, K=K, BK=tile(K), BQ=launch.BQ, BN=launch.BN,
         DOT=dot, ACC=acc, PREC=precision, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        maxnreg=launch.maxnreg,
     )  # fmt: skip
