@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    names = config.getoption("mixassay_mixer")
+    names: list[str] = config.getoption("mixassay_mixer")
     if not names:
         return
     from mixassay.errors import UserError
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     added: list[pytest.Item] = []
     for name in names:
         try:
-            subject = find(name, device=device(config.getoption("mixassay_device")))
+            subject = find(name, device=device(str(config.getoption("mixassay_device"))))
         except UserError as fault:
             raise pytest.UsageError(str(fault)) from fault
         added += [Conformance.of(session, subject, check) for check in CHECKS]

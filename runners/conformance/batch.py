@@ -12,7 +12,7 @@ def check(subject: Subject) -> Measured:
     m = subject.build().requires_grad_(False)
 
     def fault(x: Tensor) -> str | None:
-        off = gap(forward(m, x), torch.cat([forward(m, row) for row in x.split(1)]))
+        off = gap(forward(m, x), torch.cat([forward(m, row) for row in torch.split(x, 1)]))
         return f"a row's y is off by {off:.2g} from that of the row alone" if off > subject.tolerance else None
 
     holds(fault, [subject.tokens(4, 35)])

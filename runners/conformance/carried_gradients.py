@@ -25,7 +25,7 @@ def through_steps(subject: Subject) -> None:
     m = subject.build()
 
     def fault(x: Tensor) -> str | None:
-        x, weight = x.detach().requires_grad_(), subject.tokens(*x.shape[:2], 2, x.dtype)
+        x, weight = x.detach().requires_grad_(), subject.tokens(len(x), x.shape[1], 2, x.dtype)
         leaves = {"x": x, **dict(m.named_parameters())}
         stepwise, parallel = (
             torch.autograd.grad((y * weight).sum(), list(leaves.values()), materialize_grads=True)

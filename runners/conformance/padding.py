@@ -17,9 +17,9 @@ def check(subject: Subject) -> Measured:
         T = x.shape[1]
         real = torch.arange(T, device=x.device) < torch.tensor(ENDS[: len(x)], device=x.device).unsqueeze(1)
         real = real.unsqueeze(-1)  # [B, T, 1]
-        weight = subject.tokens(*x.shape[:2], 2, x.dtype) * real
+        weight = subject.tokens(len(x), T, 2, x.dtype) * real
         found = []
-        for padding in (torch.zeros_like(x), 10 * subject.tokens(*x.shape[:2], 3, x.dtype)):
+        for padding in (torch.zeros_like(x), 10 * subject.tokens(len(x), T, 3, x.dtype)):
             padded = torch.where(real, x, padding).requires_grad_()
             y = forward(m, padded)
             grads = torch.autograd.grad((y * weight).sum(), [padded, *m.parameters()], materialize_grads=True)

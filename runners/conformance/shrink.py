@@ -58,7 +58,7 @@ def smallest(fault: Fault, x: Tensor) -> tuple[Tensor, str]:
 
 def fewer_rows(x: Tensor) -> Iterator[Tensor]:
     if len(x) > 1:
-        yield from x.split(1)
+        yield from torch.split(x, 1)
         yield from (x[:i] for i in range(2, len(x)))
 
 

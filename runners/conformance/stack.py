@@ -19,7 +19,7 @@ def check(subject: Subject) -> Measured:
         x = torch.stack([subject.tokens(2, T, seed) for seed in range(M)])
         weight = torch.stack([subject.tokens(2, T, M + seed) for seed in range(M)])
         told = [changes(x[0])] if models[0].told_changes else []
-        params, buffers = stack_module_state(models)  # type: ignore[arg-type]
+        params, buffers = stack_module_state(models)
 
         def alone(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, told: list[Tensor] = told) -> Tensor:
             y: Tensor = functional_call(models[0], (p, b), (x, *told))

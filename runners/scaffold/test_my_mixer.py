@@ -20,7 +20,7 @@ def test_conformance(check: Check) -> None:
 
 
 def test_a_decay_of_one_half() -> None:
-    m = SUBJECT.cls(1, decay=0.5)  # type: ignore[call-arg]
+    m = SUBJECT.cls(1, decay=0.5)
     torch.nn.init.ones_(m.get_parameter("proj.weight"))
     y = m(torch.tensor([[[1.0], [0.0], [4.0]]]))
     torch.testing.assert_close(y, torch.tensor([[[1.0], [0.5], [4.25]]]))

@@ -122,8 +122,8 @@ class Shared(Linear):
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
-        type(self).weight = self.proj.weight if self.weight is None else self.weight
-        self.proj.weight = nn.Parameter(torch.randn(d_model, d_model)) if self.weight is None else self.weight
+        Shared.weight = self.proj.weight if Shared.weight is None else Shared.weight
+        self.proj.weight = Shared.weight
         with torch.no_grad():
             self.proj.weight.normal_()
 

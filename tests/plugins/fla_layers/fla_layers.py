@@ -9,8 +9,8 @@ other. The version of flash-linear-attention is part of a run's key.
 from typing import Any
 
 import torch
-from fla import layers
-from fla.models.utils import Cache
+from fla import layers  # pyright: ignore[reportMissingImports]
+from fla.models.utils import Cache  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
