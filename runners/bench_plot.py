@@ -1,28 +1,27 @@
 """Records of benchmarks as a picture: time against T, both axes logarithmic, one panel for each width of a head.
 
-Ours are solid, peers dashed in the colour of the operator that they compute; each line is named at its end. All times
-are for one number of tokens, however long the sequences. Needs matplotlib, which nothing else here does:
-`pip install 'mixassay[plot]'`.
+Ours are solid, peers dashed in the colour of the operator that they compute, which is the same in all panels; each line
+is named at its end. All times are for one number of tokens, however long the sequences. Needs matplotlib, which nothing
+else here does: `pip install 'mixassay[plot]'`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from mixassay.errors import UserError
+from mixassay.runners import palette
 from mixassay.runners.bench_records import PASSES, Record
 from mixassay.runners.bench_report import TITLES, groups, setting_of, shape_of, where
 from mixassay.runners.labels import binary
-from mixassay.runners.palette import LIGHT
-from mixassay.runners.plot import check, save
+from mixassay.runners.plot import MARKERS, check, save
 
 
 @dataclass(frozen=True)
 class Line:
     name: str
-    colour: str
+    number: int  # of the operator or mixer: its colour and shape
     dashed: bool
     points: tuple[tuple[int, float], ...]  # T, value
 
@@ -53,15 +52,15 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
 def panels(records: Sequence[Record]) -> list[list[Panel]]:
     """Rows of panels: a row for each pass (kernels), or one for each setting (decode)."""
-    kernels = list(groups(records, "kernels", shape_of))
-    found = [[p for group in kernels if (p := _kernels(group, which)).lines] for which in PASSES]
+    kernels = sorted(groups(records, "kernels", shape_of), key=lambda group: group[0]["D"])
+    number = {op: n for n, op in enumerate(dict.fromkeys(r["op"] for group in kernels for r in group))}
+    found = [[p for group in kernels if (p := _kernels(group, which, number)).lines] for which in PASSES]
     found += [_decode(group) for group in groups(records, "decode", setting_of)]
     return [row for row in found if row]
 
 
-def _kernels(group: Sequence[Record], which: str) -> Panel:
+def _kernels(group: Sequence[Record], which: str, number: Mapping[str, int]) -> Panel:
     timed = [record for record in group if "ms" in record[which]]
-    colours = dict(zip(dict.fromkeys(record["op"] for record in group), cycle(LIGHT), strict=False))
     names = dict.fromkeys((record["op"], record["implementation"]) for record in timed)
     tokens = min(record["B"] * record["T"] for record in group)
     lines = []
@@ -71,18 +70,18 @@ def _kernels(group: Sequence[Record], which: str) -> Panel:
         if any(record[which]["status"] == "wrong" for record in mine):
             name += " (wrong)"
         times = points((r["T"], r[which]["ms"] * tokens / (r["B"] * r["T"])) for r in mine)
-        lines.append(Line(name, colours[op], not mine[0]["ours"], times))
+        lines.append(Line(name, number[op], not mine[0]["ours"], times))
     title = f"{TITLES[which]}, D={group[0]['D']}, H={group[0]['H']}, {group[0]['dtype']}"
     return Panel(title, f"ms for {tokens:,} tokens", tuple(lines))
 
 
 def _decode(group: Sequence[Record]) -> list[Panel]:
     ok = [record for record in group if record["status"] == "ok"]
-    colours = dict(zip(dict.fromkeys(record["mixer"] for record in group), cycle(LIGHT), strict=False))
+    number = {mixer: n for n, mixer in enumerate(dict.fromkeys(record["mixer"] for record in group))}
 
     def lines(value: Callable[[Record], float], suffix: str = "") -> tuple[Line, ...]:
-        of = {m: points((r["T"], value(r)) for r in ok if r["mixer"] == m) for m in colours}
-        return tuple(Line(m + suffix, colours[m], bool(suffix), values) for m, values in of.items() if values)
+        of = {m: points((r["T"], value(r)) for r in ok if r["mixer"] == m) for m in number}
+        return tuple(Line(m + suffix, number[m], bool(suffix), values) for m, values in of.items() if values)
 
     kept = lines(lambda record: record["state_bytes"])
     live = lines(lambda record: record["live_state_bytes"], ", live")
@@ -101,8 +100,9 @@ def points(values: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 def draw(axes: Any, panel: Panel) -> None:
     lengths = sorted({T for line in panel.lines for T, _ in line.points})
     for line in panel.lines:
-        style = {"linestyle": (0, (4, 2)) if line.dashed else "-", "marker": "o", "markersize": 3, "linewidth": 1.4}
-        axes.plot(*zip(*line.points, strict=True), color=line.colour, **style)
+        dashes, marker = (0, (4, 2)) if line.dashed else "-", MARKERS[palette.shape(line.number)]
+        style = {"linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.4}
+        axes.plot(*zip(*line.points, strict=True), color=colour(line), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(lengths, [binary(T) for T in lengths])
@@ -115,6 +115,10 @@ def draw(axes: Any, panel: Panel) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     name_lines(axes, panel.lines)
+
+
+def colour(line: Line) -> str:
+    return palette.LIGHT[palette.colour(line.number)]
 
 
 def name_lines(axes: Any, lines: Sequence[Line]) -> None:
@@ -131,10 +135,10 @@ def name_lines(axes: Any, lines: Sequence[Line]) -> None:
             textcoords="axes fraction",
             va="center",
             fontsize=8,
-            color=lines[n].colour,
+            color=colour(lines[n]),
             arrowprops={
                 "arrowstyle": "-",
-                "color": lines[n].colour,
+                "color": colour(lines[n]),
                 "linewidth": 0.5,
                 "shrinkA": 1,
                 "shrinkB": 2,

@@ -160,8 +160,8 @@ def test_panels_hold_ours_solid_and_peers_dashed_in_one_colour() -> None:
     assert [[panel.title.split(", ")[1] for panel in row] for row in rows] == [["D=64", "D=128"]] * 2
     ours, theirs, other = rows[0][0].lines
     assert (ours.name, ours.dashed, ours.points) == ("linear_attention", False, ((2048, 0.25), (131072, 0.25)))
-    assert (theirs.name, theirs.dashed, theirs.colour) == ("a peer", True, ours.colour)
-    assert other.colour != ours.colour
+    assert (theirs.name, theirs.dashed, theirs.number) == ("a peer", True, ours.number)
+    assert other.number != ours.number
     assert rows[0][0].unit == "ms for 65,536 tokens"
 
 
