@@ -21,7 +21,7 @@ def check(subject: Subject) -> Measured:
     x = subject.tokens(1, sum(LENGTHS)).requires_grad_()
     weight = subject.tokens(1, sum(LENGTHS), seed=2)
     together = m(x, cu_seqlens=ends)
-    alone = torch.cat([m(part) for part in torch.split(x, LENGTHS, dim=1)], dim=1)
+    alone = torch.cat([m(part) for part in torch.split(x, list(LENGTHS), dim=1)], dim=1)
     off = gap(together, alone)
     grads = [
         torch.autograd.grad((y * weight).sum(), [x, *m.parameters()], materialize_grads=True) for y in (together, alone)
