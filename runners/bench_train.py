@@ -26,7 +26,7 @@ from torch import Tensor
 from mixassay import provenance
 from mixassay.mixers import mixer
 from mixassay.mixers.parts.norm import EPS_LAYER, EPS_RMS, LayerNorm, RMSNorm
-from mixassay.model import Model
+from mixassay.model import Block, Model
 from mixassay.runners.bench_records import SCHEMA, Record
 from mixassay.runners.bench_report import stacks_of
 from mixassay.runners.graph import WARM
@@ -133,7 +133,7 @@ def plain(setting: Setting, name: str, d_model: int, pairs: int) -> Record:
     def step() -> None:
         loss = usual_loss(model, tokens[0], dense)
         optim.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optim.step()
 
     reset_peak(setting.device)
@@ -148,6 +148,7 @@ def usual_loss(model: Model, tokens: Tensor, labels: Tensor) -> Tensor:
     if model.position is not None:
         x = x + model.position.weight[: tokens.shape[1]]
     for block in model.blocks:
+        assert isinstance(block, Block)
         x = x + block.mixer(normed(x, block.norm))
         if block.norm2 is not None:
             x = x + normed(x, block.norm2)
@@ -185,7 +186,7 @@ def first_rows(training: Training) -> tuple[Tensor, ...]:
     """tokens [M, B, T], positions and labels [M, B, Q]."""
     seeds = tuple(spec.seed for spec in training.specs)
     rows = training.stream.rows(0, seeds, training.device)
-    return tuple(x.unflatten(0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
+    return tuple(torch.unflatten(x, 0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
 
 
 def specs(setting: Setting, name: str, d_model: int, pairs: int, count: int) -> list[RunSpec]:

@@ -60,8 +60,8 @@ def backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with on_device(x):
-        *others, dbias = triton.backward(x, tokens, keep, p, weight, bias, dx, dh, V, eps)
-    return *others, nothing(x) if dbias is None else dbias
+        dtable, dposition, dweight, dbias = triton.backward(x, tokens, keep, p, weight, bias, dx, dh, V, eps)
+    return dtable, dposition, dweight, nothing(x) if dbias is None else dbias
 
 
 @forward.register_fake
@@ -84,8 +84,8 @@ def _(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     M, _, T, D = x.shape
-    vectors = (nothing(x) if v is None else v.new_empty(v.shape) for v in (weight, bias))
-    return x.new_empty((M, V, D)), x.new_empty((M, T, D)), *vectors
+    dweight, dbias = (nothing(x) if v is None else v.new_empty(v.shape) for v in (weight, bias))
+    return x.new_empty((M, V, D)), x.new_empty((M, T, D)), dweight, dbias
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

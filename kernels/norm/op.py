@@ -56,16 +56,13 @@ def layer_norm(
     bias: Tensor,
     *,
     eps: float = 1e-5,
-    dtype: torch.dtype | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis (Ba et al. 2016).
 
     x              [..., D]
     weight, bias   [D]
-    dtype          what the Triton kernels return under autocast; None: autocast's dtype, to which a product behind the
-                   norm would round it in a pass of its own
-    returns        [..., D] in float32 or wider
+    returns        [..., D] in float32 or wider; the Triton kernels under autocast return its dtype, as in `rms_norm`
 
     Raises UserError for shapes that do not fit together and for a backend that cannot serve.
     """
@@ -74,7 +71,7 @@ def layer_norm(
     for name, p in (("weight", weight), ("bias", bias)):
         if p.shape != (D,):
             axes.fail(f"{name} has shape {list(p.shape)}, expected [D] = [{D}]")
-    narrow = dtype or (torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype)
+    narrow = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
     return _norm("layer_norm", x, weight, bias, None, None, None, None, 1, eps, True, True, narrow, backend)
 
 

@@ -35,18 +35,15 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), weight 1 and bias 0 at first.
-
-    `dtype` as in `layer_norm`: a result that is added to a residual stream should not be rounded for a product.
-    """
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), weight 1 and bias 0 at first."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, eps=EPS_LAYER, dtype=dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, eps=EPS_LAYER)
 
 
 def l2norm(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,15 +15,18 @@ def projections(linear: nn.Linear, x: Tensor, widths: Sequence[int]) -> list[Ten
     On a GPU by products apart: each result lies by itself, while the gradients of parts of a common one would have to
     be copied together. Narrow neighbours share a product, padded to rows of 16 bytes, which tensor cores ask for.
     """
-    if not x.is_cuda:
-        return list(linear(x).split(list(widths), dim=-1))
+    if x.is_cuda:
+        return apart(linear.weight, x, widths)
+    return list(torch.split(linear(x), list(widths), dim=-1))
+
+
+def apart(weight: Tensor, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
     found: list[Tensor] = []
     row = 0
     for group in neighbours(widths):
         width = sum(group)
-        weight = linear.weight[row : row + width]
-        y = F.linear(x, F.pad(weight, (0, 0, 0, -width % ALIGNED)))
-        found += y[..., :width].split(group, dim=-1)
+        y = F.linear(x, F.pad(weight[row : row + width], (0, 0, 0, -width % ALIGNED)))
+        found += torch.split(y[..., :width], group, dim=-1)
         row += width
     return found
 

@@ -121,11 +121,11 @@ class Block(nn.Module):
     def _rest(self, x: Tensor, y: Tensor, after: Vectors, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What follows the mixer."""
         inner = None
-        if self.mlp is not None:
-            x, h = residual_norm(x, y, *vectors(self.norm2))
-            y = self.mlp(h)
-        elif self.norm2 is not None:
+        if self.norm2 is not None:
             inner = vectors(self.norm2)
+        if self.mlp is not None and inner is not None:
+            x, h = residual_norm(x, y, *inner)
+            y, inner = self.mlp(h), None
         return residual_norm(x, y, *after, inner=inner, at=at)
 
 

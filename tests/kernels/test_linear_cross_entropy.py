@@ -117,8 +117,9 @@ def test_the_kernels_are_an_operator():
 
 
 @pytest.mark.skipif(not GPU, reason="the interpreter's bfloat16 products are wrong")
-def test_bfloat16_on_a_gpu():
-    h, weight, labels = inputs(1000, 8192, 64, dtype=torch.bfloat16)
+@pytest.mark.parametrize("D", [16, 32, 64, 128])
+def test_bfloat16_on_a_gpu(D):
+    h, weight, labels = inputs(1000, 8192, D, dtype=torch.bfloat16)
     truth = exact(h, weight, labels)
     for name, found in values(h, weight, labels, "triton").items():
         assert ((found.double() - truth[name]).norm() / truth[name].norm()).item() < 1e-2, name

@@ -81,6 +81,16 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(call, (draw(1, 5, 3, 1, 2),), fast_mode=True, check_batched_grad=True)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="the interpreter's bfloat16 products are wrong")
+@pytest.mark.parametrize("K", [16, 32, 64, 128])
+def test_bfloat16_on_a_gpu(K):
+    qkv = draw(3, 300, 3, 2, K).detach().bfloat16()
+    found = results(packed_attention, qkv.clone().requires_grad_())
+    truth = results(lambda x: packed_attention(x, backend="torch"), qkv.double().requires_grad_())
+    contract.assert_close({n: x.double() for n, x in found.items()}, truth, 2e-2)
+
+
 def test_what_does_not_fit_is_named():
     with pytest.raises(UserError, match=r"qkv has shape \[1, 2, 2, 1, 4\], expected \[B, T, 3, H, K\]"):
         packed_attention(torch.ones(1, 2, 2, 1, 4))

@@ -99,7 +99,7 @@ def test_on_the_command_line(place):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", mixer.names())
 def test_on_a_gpu(name):
-    tiny = bench_train.QUICK | {"precision": "bf16"}
+    tiny: dict[str, Any] = bench_train.QUICK | {"precision": "bf16"}
     ours, loop = list(bench_train.bench_train(Setting(torch.device("cuda"), (name,), **tiny)))
     assert not bench_train.failed(ours), ours
     assert loop["step"]["status"] == "ok"
