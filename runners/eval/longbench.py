@@ -1,6 +1,5 @@
 """LongBench's sets as sets of questions, cut for the model where it does not read such long prompts."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from mixassay.errors import UserError
@@ -9,7 +8,7 @@ from mixassay.runners.longbench import prompts, rows
 from mixassay.runners.longbench.metrics.code import EditDistance
 from mixassay.runners.longbench.rows import Row
 from mixassay.runners.longbench.score import Answered, row_score, tools
-from mixassay.runners.longbench.sets import SETS, find
+from mixassay.runners.longbench.sets import find
 from mixassay.runners.longbench.truncation import Fitted, fit
 from mixassay.tokens import Tokenizer
 
@@ -80,11 +79,3 @@ def fitted(prompt: str, tokenizer: Tokenizer, limit: int | None, name: str) -> F
             return found
         assert room is not None
         room -= len(found.tokens) - limit
-
-
-def there(source: str | Path) -> Sequence[str]:
-    """The sets of which a folder has rows; of a name on the hub, all."""
-    folder = Path(source)
-    if not folder.is_dir():
-        return tuple(SETS)
-    return tuple(name for name in SETS if any((folder / at / f"{name}.jsonl").is_file() for at in (".", "data")))
