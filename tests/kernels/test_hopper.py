@@ -52,6 +52,17 @@ TABLES = {
         "join_kernel": Limit(40),
         "gradients_kernel": Limit(304),
     },
+    ("dla", 64): {
+        "decay_kernel": Limit(products=None),
+        "leaf_kernel": Limit(),
+        "up_kernel": Limit(products=None),
+        "output_kernel": Limit(),
+        "span_kernel": Limit(products=None),
+        "node_kernel": Limit(),
+        "query_kernel": Limit(32),
+        "key_kernel": Limit(792),
+        "sum_kernel": Limit(products=None),
+    },
     ("hla", 64): {
         "walk_kernel": Limit(616),
         "scan_kernel": Limit(products=None),
@@ -66,7 +77,8 @@ TABLES = {
         "parts_kernel": Limit(products=None),
         "down_kernel": Limit(products=None),
         "near_kernel": Limit(),
-        "backward_kernel": Limit(8),
+        "keys_kernel": Limit(112),
+        "queries_kernel": Limit(64),
         "gate_kernel": Limit(products=None),
     },
     ("log_linear_attention", 128): {
@@ -78,7 +90,8 @@ TABLES = {
         "parts_kernel": Limit(products=None),
         "down_kernel": Limit(products=None),
         "near_kernel": Limit(),
-        "backward_kernel": Limit(296),
+        "keys_kernel": Limit(8),
+        "queries_kernel": Limit(104),
         "gate_kernel": Limit(products=None),
     },
 }
@@ -123,7 +136,7 @@ def test_tables_compile_well_for_hopper(table):
 
 def test_kernels_take_any_combination_of_arguments():
     """Triton types a kernel for each kind of call; its interpreter does not."""
-    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"], ["hla"]
+    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"], ["hla", "dla"]
     runs = [start(*some) for some in names]
     for run, some in zip(runs, names, strict=True):
         output, errors = run.communicate()
