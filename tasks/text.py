@@ -113,8 +113,7 @@ class Text:
 
     def _pack(self, ids: Tensor, scored: Tensor, index: int, seed: int, word: int, split: Split) -> None:
         """Samples over the beginning of a row of text."""
-        lengths = self.lengths or (self.seq_len,)
-        length = lengths[word * len(lengths) >> 32]
+        length = self._lengths[word * len(self._lengths) >> 32]
         at = 0
         for j in range(min(PACKED, self.seq_len // length)):
             sample, question, answer = self._sampler(split).ids(seed, PACKED * index + j, length)
@@ -130,6 +129,10 @@ class Text:
     def _share(self) -> float:
         return {"both": self.share if self.samples else 0.0, "text": 0.0, "samples": 1.0}[self.rows_of]
 
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return self.lengths or (self.seq_len,)
+
     def _stream(self, split: Split) -> int:
         return draws.stream("text", self.version, split)
 
@@ -143,7 +146,7 @@ class Text:
         return encoded(self.files, self.held_out, self.tokenizer, split)
 
     def _sampler(self, split: Split) -> Sampler:
-        return sampler(self.samples, self.files, self.held_out, self.tokenizer, split)
+        return sampler(self.samples, self._lengths, self.files, self.held_out, self.tokenizer, split)
 
 
 @cache
@@ -155,7 +158,16 @@ def encoded(files: tuple[str, ...], held_out: float, tokenizer: str, split: Spli
 
 
 @cache
-def sampler(names: tuple[str, ...], files: tuple[str, ...], held_out: float, tokenizer: str, split: Split) -> Sampler:
+def sampler(
+    names: tuple[str, ...],
+    lengths: tuple[int, ...],
+    files: tuple[str, ...],
+    held_out: float,
+    tokenizer: str,
+    split: Split,
+) -> Sampler:
     prose = "\n".join(corpus.read(files, held_out).part(split))
     per_token = len(prose) / len(encoded(files, held_out, tokenizer, split))
-    return Sampler(names, corpus.tokenizer(tokenizer, files, held_out), prose, per_token)
+    made = Sampler(names, corpus.tokenizer(tokenizer, files, held_out), prose, per_token)
+    made.try_all(lengths)
+    return made

@@ -7,6 +7,7 @@ Several answers are `a, b, c.`, in the order asked; several values of one key in
 samples have small numbers for seeds, ours 63-bit hashes.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 from mixassay import draws
@@ -54,15 +55,21 @@ class Sampler:
 
     def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int, int]:
         chance = Chance(seed, index, "text", length)
-        task = self.names[chance.below("task", 1, len(self.names))[0]]
-        within = length - (0 if isinstance(TASKS[task], NIAH) else ROOM)
-        ruler = Ruler(task, within, self.tokenizer, Passage(passage=self._passage(chance, length)), seed)
-        sample = fitting(ruler, index)
+        sample = self._sample(self.names[chance.below("task", 1, len(self.names))[0]], chance, seed, index, length)
         told, _, asked = sample.input.rpartition("\n")
         before = self.tokenizer.encode(told)
         question = self.tokenizer.encode(f"\n{asked}{sample.prefix}")
         answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")
         return [*before, *question, *answer, self.tokenizer.end], len(before), len(before) + len(question)
+
+    def try_all(self, lengths: tuple[int, ...]) -> None:
+        """Raises UserError where a task does not fit a length, before it is met in the middle of a run."""
+        for name, length in itertools.product(self.names, lengths):
+            self._sample(name, Chance(0, 0, "text", length), 0, 0, length)
+
+    def _sample(self, name: str, chance: Chance, seed: int, index: int, length: int) -> Sample:
+        within = length - (0 if isinstance(TASKS[name], NIAH) else ROOM)
+        return fitting(Ruler(name, within, self.tokenizer, Passage(passage=self._passage(chance, length)), seed), index)
 
     def _passage(self, chance: Chance, length: int) -> Prose:
         """Half as much again as the length takes, from some word on."""

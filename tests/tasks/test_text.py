@@ -140,6 +140,12 @@ def test_samples_of_all_tasks_fit_their_length(name, files):
         assert ids[-1] == Bytes.end
 
 
+def test_a_length_that_a_task_does_not_fit_is_told_at_the_first_row(files):
+    text = task(files, seq_len=1100, samples=("niah_single_1", "niah_multiquery"), lengths=(1100, 640))
+    with pytest.raises(UserError, match="niah_multiquery at length 640: the smallest prompt"):
+        text.rows(torch.arange(8), seed=0, split="train")
+
+
 def test_several_values_of_a_key_are_answered_in_the_order_of_the_text(files):
     prose = corpus.read(files, 0.05).part("train")[0]
     ids, _, prompt = Sampler(("niah_multivalue",), Bytes(), prose, 1.0).ids(7, 3, 1500)
