@@ -42,6 +42,7 @@ def test_one_pass_is_the_update(clip, monkeypatch):
         g = torch.Generator().manual_seed(1)
         params, adamw = made(clip)
         active = torch.tensor([True, True, True, False], device=DEVICE)
+        finite = active
         for step in range(5):
             grads = torch.randn(4, 1030, generator=g, dtype=torch.float64).to(DTYPE).to(DEVICE)
             grads[1, 7] = math.inf if step == 4 else 0.0

@@ -29,6 +29,7 @@ def test_on_a_cpu_the_step_is_simply_called():
     seen = []
     Replay(lambda x, y: seen.append((x, y)), "cpu")(torch.ones(2), None)
     assert len(seen) == 1
+    assert Replay(lambda x: x + 1, "cpu")(torch.ones(2)).tolist() == [2, 2]
 
 
 @gpu
