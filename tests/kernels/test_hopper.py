@@ -136,7 +136,11 @@ def test_tables_compile_well_for_hopper(table):
 
 def test_kernels_take_any_combination_of_arguments():
     """Triton types a kernel for each kind of call; its interpreter does not."""
-    names = ["linear_attention", "log_linear_gated_delta_rule"], ["gated_delta_rule", "log_linear_attention"], ["hla", "dla"]
+    names = (
+        ["linear_attention", "log_linear_gated_delta_rule"],
+        ["gated_delta_rule", "log_linear_attention"],
+        ["hla", "dla"],
+    )
     runs = [start(*some) for some in names]
     for run, some in zip(runs, names, strict=True):
         output, errors = run.communicate()
