@@ -67,40 +67,42 @@ def write(folder: Path, records: Sequence[Record]) -> None:
 
 
 def table(records: Iterable[Record]) -> str:
-    """Markdown: checks by mixers, then what was measured, then what failed."""
+    """Markdown: checks by mixers, the claims in words, what was measured, and what failed."""
     from mixassay.runners.conformance.table import CHECKS  # imports torch
 
-    cells: dict[str, dict[str, Record]] = {}
+    rows: dict[str, dict[str, Record]] = {}
     for found in records:
-        cells.setdefault(found["mixer"], {})[found["check"]] = found
-    if not cells:
-        return "No records.\n"
-    first = next(iter(next(iter(cells.values())).values()))
-    env = sorted({r["env"] for row in cells.values() for r in row.values()})
-    commits = sorted(
-        {r["commit"][:12] + (" and changes" if r["dirty"] else "") for row in cells.values() for r in row.values()}
-    )
-    lines = ["# Conformance", ""]
-    lines += [
-        f"`mixassay check` on {'; '.join(env)}; commit {', '.join(commits)}; "
-        f"{'full' if first['full'] else 'quick'} settings. ✓ holds, ✗ does not, – not offered, ? not judged.",
-        "",
-    ]
-    lines += [line("check", *cells), line(*["---"] * (1 + len(cells)))]
+        rows.setdefault(found["mixer"], {})[found["check"]] = found
+    lines = ["# Conformance", "", heading([found for row in rows.values() for found in row.values()]), ""]
+    lines += grid("check", rows)
     for check in CHECKS:
-        marks = [MARKS[row[check.name]["status"]] if check.name in row else "" for row in cells.values()]
-        lines.append(line(check.name, *marks))
-    lines += ["", "## Measured", ""]
-    lines += [f"- **{name}**: {about}" for name, about in MEASURED.items()]
-    lines += ["", line("mixer", *MEASURED), line(*["---"] * (1 + len(MEASURED)))]
-    for mixer, row in cells.items():
-        lines.append(line(mixer, *(shown(row[name].get("measured", {})) if name in row else "" for name in MEASURED)))
+        lines.append(
+            line(check.name, *(MARKS[row[check.name]["status"]] if check.name in row else "" for row in rows.values()))
+        )
     lines += ["", "## Claims", "", *(f"- **{check.name}**: {check.claim}" for check in CHECKS)]
-    failed = [r for row in cells.values() for r in row.values() if r["status"] == "fail"]
-    if failed:
-        lines += ["", "## Failures", ""]
-        lines += [f"- {r['mixer']}, {r['check']}: {r['message']} ({r.get('smallest', '')})" for r in failed]
+    lines += ["", "## Measured", "", *(f"- **{name}**: {about}" for name, about in MEASURED.items()), ""]
+    lines += grid("mixer", MEASURED)
+    for mixer, row in rows.items():
+        lines.append(line(mixer, *(shown(row[name].get("measured", {})) if name in row else "" for name in MEASURED)))
+    failed = [found for row in rows.values() for found in row.values() if found["status"] == "fail"]
+    lines += ["", "## Failures", ""] if failed else []
+    lines += [f"- {r['mixer']}, {r['check']}: {r['message']} {r.get('smallest', '')}".rstrip() for r in failed]
     return "\n".join(lines) + "\n"
+
+
+def heading(records: Sequence[Record]) -> str:
+    """Where, by which code and how thoroughly."""
+    where = sorted({r["env"] for r in records})
+    commits = sorted({r["commit"][:12] + (" and changes" if r["dirty"] else "") for r in records})
+    settings = sorted({"full" if r["full"] else "quick" for r in records})
+    said = f"`mixassay check` on {'; '.join(where)}; commit {', '.join(commits)}; {' and '.join(settings)} settings."
+    return f"{said} ✓ holds, ✗ does not, – not offered, ? not judged: needs another that failed."
+
+
+def grid(first: str, columns: Iterable[str]) -> list[str]:
+    """The head of a table."""
+    names = [first, *columns]
+    return [line(*names), line(*["---"] * len(names))]
 
 
 def line(*cells: str) -> str:

@@ -118,14 +118,13 @@ class Unused(Linear):
 class Shared(Linear):
     """Two layers hold one parameter, and the second draws it again."""
 
-    weight: ClassVar[nn.Parameter | None] = None
+    proj_of_all: ClassVar[list[nn.Linear]] = []
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
-        Shared.weight = self.proj.weight if Shared.weight is None else Shared.weight
-        self.proj.weight = Shared.weight
-        with torch.no_grad():
-            self.proj.weight.normal_()
+        self.proj_of_all.append(self.proj)
+        self.proj = self.proj_of_all[0]
+        self.proj.reset_parameters()
 
 
 FAULTS = [

@@ -96,3 +96,10 @@ def test_pytest_names_a_mixer_that_is_not_there() -> None:
     config: Any = SimpleNamespace(getoption=options.__getitem__)
     with pytest.raises(pytest.UsageError, match="name one of the mixers of"):
         pytest_plugin.pytest_collection_modifyitems(Any, config, [])  # type: ignore[arg-type]
+
+
+def test_the_committed_table_is_that_of_the_committed_records() -> None:
+    folder = HERE.parents[1] / "results" / "conformance"
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert (folder / "TABLE.md").read_text() == table(records)
+    assert not [r for r in records if r["status"] in ("fail", "not judged")]

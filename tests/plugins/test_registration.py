@@ -70,6 +70,7 @@ def test_a_file_of_a_package_is_found_without_importing_the_package(
     assert plugins.module_file("pack.below") == folder / "pack" / "below" / "__init__.py"
     assert plugins.module_file("pack.nowhere") is None
     assert plugins.module_file("no_such_package.at_all") is None
+    assert file is not None
     found = provenance.closure([file])
     own = {name for name in found if not name.startswith("mixassay")}
     assert own == {"pack", "pack.below", "pack.below.one", "pack.below.two", "pack.three"}
