@@ -244,7 +244,8 @@ def output_kernel(
         if height < 0:
             p -= 1
             j = p * C + i
-            ks = load_rows(at_k + p * C * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            before = (p * C).to(tl.int64)
+            ks = load_rows(at_k + before * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
             A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
@@ -259,7 +260,7 @@ def output_kernel(
                 begins = tl.load(at_st + i * H * SLOTS + rank - 1, mask=i < left, other=0)
                 w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
                 AM = tl.where(j[None, :] < begins[:, None], A * w[:, None], AM)
-            vs = load_rows(at_v + p * C * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            vs = load_rows(at_v + before * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
     store_rows(o + (row * H + h) * V, out * scale, i, left, vv, H * V, V, BV)
 
@@ -483,8 +484,9 @@ def query_kernel(
         if height < 0:
             p -= 1
             j = p * C + i
-            ks = load_rows(at_k + p * C * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
-            vs = load_rows(at_v + p * C * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            before = (p * C).to(tl.int64)
+            ks = load_rows(at_k + before * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            vs = load_rows(at_v + before * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
@@ -495,15 +497,15 @@ def query_kernel(
             lowest = _corner(at_st, 0, p * C + C - 1, r, H, SLOTS)
             highest = _corner(at_st, last, p * C, r, H, SLOTS)
             dAM = dA
-            before = tl.zeros([C], dtype=tl.int32) + (T + C)
+            ends = tl.zeros([C], dtype=tl.int32) + (T + C)
             for rank in range(lowest, highest + 1):
                 begins = tl.load(at_st + i * H * SLOTS + rank, mask=i < left, other=0)
                 w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
-                inside = (j[None, :] >= begins[:, None]) & (j[None, :] < before[:, None])
+                inside = (j[None, :] >= begins[:, None]) & (j[None, :] < ends[:, None])
                 dAM = tl.where(inside, dA * w[:, None], dAM)
                 read = tl.sum(tl.where(inside, F, 0.0), 1)
                 dw += tl.where(r[None, :] == rank, read[:, None], 0.0)
-                before = begins
+                ends = begins
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
     dw *= scale
     store_rows(dq + (row * H + h) * K, dqs * scale, i, left, kk, H * K, K, BK)
