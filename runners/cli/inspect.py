@@ -2,7 +2,9 @@
 
 import ast
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,32 +27,40 @@ def list_(
     what: Annotated[Literal["tasks", "mixers", "configs"], typer.Argument(help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
-    """List what there is: name, what it is, and its file."""
+    """List what there is: name, what it is, and its file (where there is room, and with --json)."""
     rows = list(configs() if what == "configs" else parts(what))
     if as_json:
         print(json.dumps([dict(zip(("name", "about", "file"), row, strict=True)) for row in rows], indent=1))
         return
-    table = Table("name", "about", "file", box=None, pad_edge=False)
+    console = Console()
+    heads = ("name", "about", "file") if console.width >= 120 else ("name", "about")
+    table = Table(*heads, box=None, pad_edge=False)
     for name, about, file in rows:
-        table.add_row(name, about, shown(file))
-    Console().print(table)
+        table.add_row(*(name, about, shown(file))[: len(heads)])
+    console.print(table)
 
 
 def configs() -> Iterator[tuple[str, str, str]]:
     for name, path in (*shipped(), *shipped(audits=True)):
         written = read(path, Problems())
         title = written.find("report.title") or written.find("title")
-        first = path.read_text().splitlines()[0] if path.stat().st_size else ""
-        about = str(title.value) if title is not None else first.removeprefix("#").strip() if first[:1] == "#" else ""
+        comment = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
+        about = str(title.value) if title is not None else sentence(line.removeprefix("# ") for line in comment)
         yield name, about, str(path)
 
 
 def parts(kind: str) -> Iterator[tuple[str, str, str]]:
     """Tasks or mixers, by their files: nothing is imported, so one that is broken is listed like the others."""
     for path in sorted((PACKAGE / kind).glob("[!_]*.py")):
-        yield path.stem, (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n")[0], str(path)
+        text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+        yield path.stem, sentence(text.split("\n\n")[0].splitlines()), str(path)
     for entry in plugins.installed(kind.removesuffix("s")).values():
         yield entry.name, f"plug-in of {entry.dist.name if entry.dist else '?'}", entry.value
+
+
+def sentence(lines: Iterable[str]) -> str:
+    """The first one of a paragraph. Abbreviations ("et al. 2023") are followed by no capital."""
+    return re.split(r"(?<=[^.]{3}\.)\s+(?=[A-Z])", " ".join(lines))[0]
 
 
 def shown(file: str) -> str:

@@ -213,6 +213,10 @@ def test_show_says_where_each_value_comes_from_and_finds_records(place: Any, tra
 def test_lists_and_schema(place: Any) -> None:
     mixers = [row["name"] for row in json.loads(place.run("list", "mixers", "--json").out)]
     assert {"attention", "linear_attention", "mamba2", "gated_deltanet"} <= set(mixers)
+    assert (
+        "in one layer."
+        in {row["name"]: row["about"] for row in json.loads(place.run("list", "mixers", "--json").out)}["ahla"]
+    )
     assert "mqar" in place.run("list", "tasks").out
     assert "quickstart" in place.run("list", "configs").out
     assert json.loads(place.run("schema").out)["$schema"].endswith("draft-07/schema#")
