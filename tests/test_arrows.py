@@ -1,4 +1,7 @@
-"""Who may import whom: kernels <- mixers <- model <- runners, tasks <- runners, the spine below all."""
+"""Who may import whom: kernels <- mixers <- model <- runners, tasks <- runners, the spine below all.
+
+Rows are drawn by kernels on a GPU, so `draws` stands above `kernels`; `tasks` see neither but through `draws`.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -11,11 +14,13 @@ BELOW_ALL = {"errors", "registry", "spec"}
 MAY_IMPORT = {
     "kernels": {"errors", "kernels"},
     "mixers": {"errors", "registry", "kernels", "mixers"},
-    "tasks": {"errors", "registry", "draws", "tasks"},
+    "tasks": {"errors", "registry", "draws", "tokens", "corpus", "tasks"},
     "errors": set[str](),
     "registry": {"errors", "plugins"},
     "spec": {"errors"},
-    "draws": {"errors"},
+    "draws": {"errors", "kernels"},
+    "tokens": {"errors"},
+    "corpus": {"errors", "spec", "tokens"},
     "model": BELOW_ALL | {"draws", "kernels", "mixers", "readout"},
     "readout": {"mixers"},
     "source": {"errors"},
