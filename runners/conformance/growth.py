@@ -26,4 +26,4 @@ def check(subject: Subject) -> Measured:
     exponent = float(torch.tensor(late / half).log2())
     if exponent > FASTEST:
         raise Failed(f"from token {T // 2} to {T} y grows from {half:.2g} to {late:.2g}: faster than t^{FASTEST:g}")
-    return {"exponent": round(exponent, 2), "rms": late, "T": T}
+    return {"exponent": round(exponent, 2) + 0.0, "rms": late, "T": T}
