@@ -226,7 +226,7 @@ def test_the_mechanism_can_fail(tmp_path: Path, commands: Path) -> None:
         commands_in("`mixassay run FILE --plan`\n```sh\nmixassay diff a b --margni 1  # x\n```\nmixassay is\n")
     )
     assert found == [("diff a", ["--margni"]), ("run FILE", ["--plan"])]
-    assert [known(*each, manual()) for each in [*found, ("rnu", [])]] == [False, True, False]
+    assert [known(*each, manual()) for each in (*found, ("rnu", list[str]()))] == [False, True, False]
     with session(tmp_path, commands) as opened:
         for block in (
             Block("sh", "", "false\ntrue\n", 1),
