@@ -3,7 +3,8 @@
 - A link that leaves docs/ is right in the repository and would lead nowhere on the site. The file that it leads to, and
   what that links to, are put into the site under `repository/`: Markdown as pages, all else as it is. A link to a file
   that does not exist stays as it is, and a strict build fails.
-- Words behind a block's language (```python ema.py, ```sh not-run) are for the tests of the pages.
+- Words behind a block's language (```python ema.py, ```sh not-run: needs a GPU) are for the tests of the pages. Readers
+  are told what the tests do not run.
 - A list or a table may follow a paragraph's last line.
 """
 
@@ -19,6 +20,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[#)])")
 BLOCK = re.compile(r"(^```.*?^```$)", re.M | re.S)
+NOT_RUN = re.compile(r"^(```\w+) not-run: (.*)$", re.M)
 WORDS = re.compile(r"^(```\w+) .*$", re.M)
 FOLLOWING = re.compile(r"^(?![-|]|\d+\.)(\S.*\n)(?=- |\| |1\. )", re.M)
 
@@ -44,7 +46,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts = BLOCK.split(markdown)  # prose and blocks in turns
     parts[::2] = [LINK.sub(moved, FOLLOWING.sub(r"\1\n", prose)) for prose in parts[::2]]
-    parts[1::2] = [WORDS.sub(r"\1", block) for block in parts[1::2]]
+    told = [NOT_RUN.sub(r"*Not run by the tests: \2.*\n\n\1", block) for block in parts[1::2]]
+    parts[1::2] = [WORDS.sub(r"\1", block) for block in told]
     return "".join(parts)
 
 
