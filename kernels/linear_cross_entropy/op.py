@@ -1,5 +1,7 @@
 """A linear head and its cross-entropy: the public functions."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -21,8 +23,11 @@ def linear_cross_entropy(
     labels    int64 [R], a word or `ignore_index`
     returns   loss [R], float32 or wider, 0 for rows that are not labelled
 
-    The Triton kernels never store the logits [R, V]; they multiply in the dtype of h and weight, or autocast's. Raises
-    UserError for shapes that do not fit together and for a backend that cannot serve.
+    The Triton kernels never store the logits [R, V]. Products are of the dtype of h and weight, under autocast too:
+    there the kernels take float16 for float32, which keeps ten bits where bfloat16 has seven. Rows wider than 256, which
+    no kernel serves, are multiplied in autocast's dtype.
+
+    Raises UserError for shapes that do not fit together and for a backend that cannot serve.
     """
     chosen = _chosen("linear_cross_entropy", h, weight, labels, backend)
     if chosen == "triton":
@@ -53,8 +58,10 @@ def linear_cross_entropy_score(
 
 
 def _logits(h: Tensor, weight: Tensor) -> Tensor:
-    """The product in the dtype of its operands, or autocast's; the cross-entropy in at least float32."""
-    logits = torch.nn.functional.linear(h, weight.to(h.dtype) if h.dtype != weight.dtype else weight)
+    """The products as the kernels make them, or better; in at least float32."""
+    dtype = torch.promote_types(h.dtype, weight.dtype)
+    with nullcontext() if _too_wide(h) else no_autocast(h):
+        logits = torch.nn.functional.linear(h.to(dtype), weight.to(dtype))
     return logits.to(accumulator(logits))
 
 

@@ -5,41 +5,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, on_device, operand_dtype, unfolded
+from mixassay.kernels.common.precision import autocasts
+from mixassay.kernels.common.registered import folded, on_device, unfolded
 from mixassay.kernels.linear_cross_entropy import triton
 
 
 def linear_cross_entropy(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    dtype = operand_dtype(h, h, weight)
-    loss: Tensor = forward(h.to(dtype)[None], weight.to(dtype)[None], labels[None], ignore_index)[0]
+    loss: Tensor = forward(*_stack_of_one(h, weight), labels[None], ignore_index, _operand(h, weight))[0]
     return loss.squeeze(0)
 
 
 def linear_cross_entropy_score(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    dtype = operand_dtype(h, h, weight)
-    loss, right = score(h.to(dtype)[None], weight.to(dtype)[None], labels[None], ignore_index)
+    loss, right = score(*_stack_of_one(h, weight), labels[None], ignore_index, _operand(h, weight))
     return loss.squeeze(0), right.squeeze(0)
 
 
+def _stack_of_one(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(h.dtype, weight.dtype)
+    return h.to(dtype)[None], weight.to(dtype)[None]
+
+
+def _operand(h: Tensor, weight: Tensor) -> torch.dtype:
+    """What is multiplied: what is given, but under autocast float16 for float32 (the README says why)."""
+    dtype = torch.promote_types(h.dtype, weight.dtype)
+    return torch.float16 if autocasts(h) and dtype == torch.float32 else dtype
+
+
 @torch.library.custom_op("mixassay::linear_cross_entropy", mutates_args=())
-def forward(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """loss and lse [M, R], and the gradient of h [M, R, D] for a gradient of 1."""
+def forward(
+    h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, operand: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """loss and lse [M, R], and the gradient of h [M, R, D] for a gradient of 1, all in float32 or wider."""
     with on_device(h):
-        return triton.rows(h.contiguous(), weight.contiguous(), labels.contiguous(), ignore_index, gradient=True)
+        h, weight, labels = h.contiguous(), weight.to(operand).contiguous(), labels.contiguous()
+        return triton.rows(h, weight, labels, ignore_index, gradient=True)
 
 
 @torch.library.custom_op("mixassay::linear_cross_entropy_words", mutates_args=())
-def backward(h: Tensor, weight: Tensor, labels: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int) -> Tensor:
+def backward(
+    h: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
+    ignore_index: int,
+    operand: torch.dtype,
+) -> Tensor:
     """The gradient of weight [M, V, D]."""
     with on_device(h):
-        h, weight, labels, lse = h.contiguous(), weight.contiguous(), labels.contiguous(), lse.contiguous()
-        return triton.words(h, weight, labels, lse, dloss.to(lse.dtype).contiguous(), ignore_index).contiguous()
+        h, weight, labels, lse = h.to(operand).contiguous(), weight.contiguous(), labels.contiguous(), lse.contiguous()
+        dweight = triton.words(h, weight, labels, lse, dloss.to(lse.dtype).contiguous(), ignore_index)
+        return dweight.to(weight.dtype).contiguous()
 
 
 @torch.library.custom_op("mixassay::linear_cross_entropy_score", mutates_args=())
-def score(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def score(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, operand: torch.dtype) -> tuple[Tensor, Tensor]:
     with on_device(h):
-        made = triton.rows(h.contiguous(), weight.contiguous(), labels.contiguous(), ignore_index, gradient=False)
+        h, weight, labels = h.contiguous(), weight.to(operand).contiguous(), labels.contiguous()
+        made = triton.rows(h, weight, labels, ignore_index, gradient=False)
     return made[0], made[1]
 
 
@@ -48,9 +71,9 @@ def _wide(h: Tensor) -> torch.dtype:
 
 
 @forward.register_fake
-def _(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(h: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     loss, lse = (h.new_empty(h.shape[:2], dtype=_wide(h)) for _ in range(2))
-    return loss, lse, h.new_empty(h.shape)
+    return loss, lse, h.new_empty(h.shape, dtype=_wide(h))
 
 
 @backward.register_fake
@@ -59,12 +82,12 @@ def _(h: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 
 @score.register_fake
-def _(h: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def _(h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return h.new_empty(h.shape[:2], dtype=_wide(h)), h.new_empty(h.shape[:2], dtype=torch.bool)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    h, weight, labels, ctx.ignore_index = inputs
+    h, weight, labels, *ctx.others = inputs
     ctx.save_for_backward(h, weight, labels, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
@@ -72,8 +95,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
 def _gradients(ctx: Any, dloss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     h, weight, labels, lse, dh = ctx.saved_tensors
     wanted_h, wanted_weight = ctx.needs_input_grad[:2]
-    dweight = backward(h, weight, labels, lse, dloss, ctx.ignore_index) if wanted_weight else None
-    return (dh * dloss.unsqueeze(-1)).to(h.dtype) if wanted_h else None, dweight, None, None
+    dweight = backward(h, weight, labels, lse, dloss, *ctx.others) if wanted_weight else None
+    return (dh * dloss.unsqueeze(-1)).to(h.dtype) if wanted_h else None, dweight, None, None, None
 
 
 forward.register_autograd(_gradients, setup_context=_remember)

@@ -3,7 +3,7 @@
 Sums of exponentials are held in base 2, so that exp2 serves; factors of log2(e) go into its argument, one instruction.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,8 +17,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def rows_kernel(
-    h,  # [M, R, D]
-    weight,  # [M, V, D]
+    h,  # [M, R, D], in DOT or wider
+    weight,  # [M, V, D], in DOT: the loop reads it
     labels,  # [M, R]
     loss,  # [M, R]
     lse,  # [M, R], base 2
@@ -48,9 +48,6 @@ def rows_kernel(
     labelled = y != ignore
     y = tl.where(labelled, y, 0)
     words = weight + m * V * D
-    inside = (labelled & (r < live))[:, None] & (d < D)[None, :]
-    ey = tl.load(words + y[:, None] * D + d[None, :], mask=inside, other=0.0).to(ACC)
-    own = tl.sum(hs.to(ACC) * ey, 1)  # the label's logit
     top = tl.full([BR], float("-inf"), dtype=ACC)
     total = tl.zeros([BR], dtype=ACC)
     best = tl.zeros([BR], dtype=tl.int32)
@@ -72,6 +69,9 @@ def rows_kernel(
         if GRADIENT:
             mean = tl.dot(p.to(DOT), es, acc=mean * shrink[:, None], input_precision=PREC, out_dtype=ACC)
         top = higher
+    inside = (labelled & (r < live))[:, None] & (d < D)[None, :]
+    ey = tl.load(words + y[:, None] * D + d[None, :], mask=inside, other=0.0).to(ACC)
+    own = tl.sum(hs.to(ACC) * ey, 1)  # the label's logit
     log_total = top * LOG2_E + tl.log2(total)
     tl.store(loss + at + r, tl.where(labelled, log_total * LN_2 - own, 0.0), mask=r < live)
     if GRADIENT:
@@ -84,11 +84,12 @@ def rows_kernel(
 
 @triton.jit
 def words_kernel(
-    h,
-    weight,
+    h,  # in DOT: the loop reads it
+    weight,  # in DOT or wider
     labels,
     lse,
     dloss,  # [M, R]
+    size,  # [M], the largest |dloss|
     dweight,  # [M, splits, V, D]
     R,
     V,
@@ -112,6 +113,7 @@ def words_kernel(
     es = load_rows(weight + (m * V + first) * D, w, V - first, d, D, D, BD).to(DOT)
     # Words across: what belongs to a row is then in few registers, and more programs fit on a multiprocessor.
     des = tl.zeros([BD, BV], dtype=ACC)
+    largest = tl.maximum(tl.load(size + m), 1e-30)
     begin = split * length
     for start in range(begin, tl.minimum(begin + length, R), BR):
         at = m * R + start
@@ -120,13 +122,13 @@ def words_kernel(
         y = tl.load(labels + at + r, mask=r < live, other=ignore)
         # A row without a label has no gradient, and one past the end no sum.
         log_total = tl.load(lse + at + r, mask=r < live, other=float("inf"))
-        scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0), 0.0)
+        scale = tl.where(y != ignore, tl.load(dloss + at + r, mask=r < live, other=0.0) / largest, 0.0)
         logits = tl.dot(hs, tl.trans(es), input_precision=PREC, out_dtype=ACC)
         p = tl.exp2(logits * LOG2_E - log_total[:, None])
         dl = p * scale[:, None] - tl.where((w + first)[None, :] == y[:, None], scale[:, None], 0.0)
         des = tl.dot(tl.trans(hs), dl.to(DOT), acc=des, input_precision=PREC, out_dtype=ACC)
     to = dweight + ((m * splits + split) * V + first) * D + w[None, :] * D + d[:, None]
-    tl.store(to, des.to(dweight.dtype.element_ty), mask=(d < D)[:, None] & (w < V - first)[None, :])
+    tl.store(to, des * largest, mask=(d < D)[:, None] & (w < V - first)[None, :])
 
 
 class Launch(NamedTuple):
@@ -146,26 +148,32 @@ class Plan(NamedTuple):
 
 
 def plan(dtype: torch.dtype, D: int) -> Plan:
-    if dtype == torch.bfloat16 and D <= 64:
-        return Plan(Launch(64, 64, 4, 3), Launch(64, 64, 4, 3, maxnreg=128 if tile(D) == D else 160), 264)
-    if dtype == torch.bfloat16:
+    if dtype.itemsize == 2 and D <= 64:
+        return Plan(Launch(64, 64, 4, 3, 128), Launch(64, 64, 4, 3, 128 if tile(D) == D else 160), 264)
+    if dtype.itemsize == 2:
         return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
     if operands(dtype)[2] == "tf32":
         return Plan(Launch(64, 64, 4, 2), Launch(64, 64, 4, 2), 264)
     return Plan(Launch(32, 32, 4, 1), Launch(32, 32, 4, 1), 264)
 
 
+def arithmetic(dtype: torch.dtype) -> tuple[Any, Any, str]:
+    """As `operands`, but float16 stays: nothing here is out of its range."""
+    return (tl.float16, tl.float32, "ieee") if dtype == torch.float16 else operands(dtype)
+
+
 def rows(
     h: Tensor, weight: Tensor, labels: Tensor, ignore: int, gradient: bool, how: Plan | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """loss [M, R], then lse and the gradient of h (for a gradient of 1), or whether rows are right and nothing."""
+    """loss [M, R], then lse and the gradient of h (for a gradient of 1), or whether rows are right and nothing; in
+    float32 or wider. Products are of weight's dtype, of which h may have more digits."""
     (M, R, D), V = h.shape, weight.shape[1]
-    launch = (how or plan(h.dtype, D)).rows
-    dot, acc, precision = operands(h.dtype)
+    launch = (how or plan(weight.dtype, D)).rows
+    dot, acc, precision = arithmetic(weight.dtype)
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     loss = h.new_empty((M, R), dtype=wide)
     lse = h.new_empty((M, R) if gradient else (0,), dtype=wide)
-    dh = torch.empty_like(h) if gradient else h.new_empty((0,))
+    dh = h.new_empty(h.shape if gradient else (0,), dtype=wide)
     right = h.new_empty((0,) if gradient else (M, R), dtype=torch.bool)
     rows_kernel[(M * triton.cdiv(R, launch.BR),)](
         h,
@@ -197,22 +205,23 @@ def rows(
 def words(
     h: Tensor, weight: Tensor, labels: Tensor, lse: Tensor, dloss: Tensor, ignore: int, how: Plan | None = None
 ) -> Tensor:
-    """The gradient of weight."""
+    """The gradient of weight, in float32 or wider. Products are of h's dtype, of which weight may have more digits."""
     (M, R, D), V = h.shape, weight.shape[1]
     how = how or plan(h.dtype, D)
     launch = how.words
-    dot, acc, precision = operands(h.dtype)
+    dot, acc, precision = arithmetic(h.dtype)
     blocks = M * triton.cdiv(V, launch.BV)
     splits = max(1, min(how.programs // blocks, triton.cdiv(R, 8 * launch.BR)))
     length = triton.cdiv(triton.cdiv(R, splits), launch.BR) * launch.BR
     splits = triton.cdiv(R, length)
-    parts = h.new_empty((M, splits, V, D), dtype=lse.dtype if splits > 1 else weight.dtype)
+    parts = lse.new_empty((M, splits, V, D))
     words_kernel[(blocks * splits,)](
         h,
         weight,
         labels,
         lse,
         dloss,
+        torch.linalg.vector_norm(dloss, float("inf"), dim=1),
         parts,
         R,
         V,
@@ -231,4 +240,4 @@ def words(
         num_stages=launch.num_stages,
         maxnreg=launch.maxnreg,
     )
-    return parts[:, 0] if splits == 1 else parts.sum(1).to(weight.dtype)
+    return parts[:, 0] if splits == 1 else parts.sum(1)

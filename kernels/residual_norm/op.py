@@ -20,6 +20,7 @@ def residual_norm(
     *,
     inner: tuple[Tensor, Tensor | None] | None = None,
     at: Tensor | None = None,
+    wide: bool = False,
     eps: float = 1e-5,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -31,6 +32,7 @@ def residual_norm(
     weight, bias   [D], of the norm: a layer norm, or without a bias an RMS norm
     inner          weight and bias of the inner norm, which is of the same kind
     at             int64 [B, Q]: of x and y [B, T, D] only these tokens are wanted; None: all
+    wide           h keeps the accumulator's dtype under autocast too, for what is behind it is no product of autocast's
     returns        s [..., D] in the accumulator's dtype, and h [..., D] as `layer_norm` and `rms_norm` return it; with
                    `at` both [B, Q, D]
 
@@ -56,5 +58,6 @@ def residual_norm(
         dtype = accumulator(x, y, *given.values())
         if at is not None:
             x, y = tokens(x, at), tokens(y, at)
-        return registered.residual_norm(x.to(dtype), y, weight, bias, inner_weight, inner_bias, eps, narrow(x, dtype))
+        narrowed = dtype if wide else narrow(x, dtype)
+        return registered.residual_norm(x.to(dtype), y, weight, bias, inner_weight, inner_bias, eps, narrowed)
     return reference.residual_norm(x, y, weight, bias, inner_weight, inner_bias, at, eps, chosen)

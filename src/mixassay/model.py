@@ -13,7 +13,7 @@ of the work. Nothing here touches a mixer's own initialisation.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,14 @@ Vectors = tuple[Tensor, Tensor | None]
 """Weight and bias of a norm."""
 
 
+class Next(NamedTuple):
+    """The norm of what comes next; `wide` in front of the head, which reads more digits than autocast's products."""
+
+    weight: Tensor
+    bias: Tensor | None
+    wide: bool
+
+
 class Block(nn.Module):
     """One residual block of the kind named by `ModelSpec.block`.
 
@@ -99,7 +107,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(spec) if spec.block == "swiglu" else None
 
     def forward(
-        self, x: Tensor, h: Tensor, after: Vectors, *changes: Tensor, at: Tensor | None = None
+        self, x: Tensor, h: Tensor, after: Next, *changes: Tensor, at: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`changes` bool [B, T] for a mixer that is told them; `at` int64 [B, Q]: the only tokens that are wanted."""
         y: Tensor = self.mixer(h, *changes)
@@ -110,15 +118,15 @@ class Block(nn.Module):
             )
         return self._rest(x, y, after, at)
 
-    def prefill(self, x: Tensor, h: Tensor, after: Vectors) -> tuple[Tensor, Tensor, State]:
+    def prefill(self, x: Tensor, h: Tensor, after: Next) -> tuple[Tensor, Tensor, State]:
         y, state = self.mixer.prefill(h, self.mixer.init_state(x.shape[0]))
         return *self._rest(x, y, after), state
 
-    def step(self, x: Tensor, h: Tensor, after: Vectors, state: State) -> tuple[Tensor, Tensor, State]:
+    def step(self, x: Tensor, h: Tensor, after: Next, state: State) -> tuple[Tensor, Tensor, State]:
         y, state = self.mixer.step(h, state)
         return *self._rest(x, y, after), state
 
-    def _rest(self, x: Tensor, y: Tensor, after: Vectors, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _rest(self, x: Tensor, y: Tensor, after: Next, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What follows the mixer."""
         inner = None
         if self.norm2 is not None:
@@ -126,7 +134,7 @@ class Block(nn.Module):
         if self.mlp is not None and inner is not None:
             x, h = residual_norm(x, y, *inner)
             y, inner = self.mlp(h), None
-        return residual_norm(x, y, *after, inner=inner, at=at)
+        return residual_norm(x, y, after.weight, after.bias, inner=inner, at=at, wide=after.wide)
 
 
 class Model(nn.Module):
@@ -196,10 +204,11 @@ class Model(nn.Module):
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _steps(self) -> list[tuple[Block, Vectors]]:
+    def _steps(self) -> list[tuple[Block, Next]]:
         """Every block, and the norm of what comes after it."""
         blocks = self._blocks()
-        return list(zip(blocks, [vectors(norm) for norm in (*(b.norm for b in blocks[1:]), self.norm)], strict=True))
+        norms = [Next(*vectors(block.norm), wide=False) for block in blocks[1:]]
+        return list(zip(blocks, [*norms, Next(*vectors(self.norm), wide=True)], strict=True))
 
     def mixers(self) -> list[Mixer]:
         return [block.mixer for block in self._blocks()]

@@ -139,6 +139,8 @@ def operator(
     """Forward and backward of mixassay.kernels.`name` for K = V = `width`: with log decays, with initial and final
     states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
     module = import_module(f"mixassay.kernels.{name}.triton")
+    if name == "linear_cross_entropy":
+        return head(module, width)
     B, H, levels = 1 if packed else 2, 8, 13
     tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(B, T, H, *shape, dtype=dtype, device="meta")  # noqa: E731
     S = torch.empty(B, H, width, width, device="meta") if state else None
@@ -163,6 +165,19 @@ def operator(
         module.backward(
             **take(module.backward), **dict(zip(between, results[len(results) - len(between) :], strict=True))
         )
+
+    return call
+
+
+def head(module: Any, width: int) -> Callable[[], Any]:
+    """A stack of models with 8192 words, under autocast."""
+    tensor = lambda *shape, dtype=torch.float32: torch.empty(2, *shape, dtype=dtype, device="meta")  # noqa: E731
+    h, weight, labels, lse = tensor(4096, width), tensor(8192, width), tensor(4096, dtype=torch.int64), tensor(4096)
+
+    def call() -> None:
+        for gradient in (True, False):
+            module.rows(h, weight.half(), labels, -100, gradient)
+        module.words(h.half(), weight, labels, lse, lse, -100)
 
     return call
 

@@ -68,6 +68,8 @@ TABLES = {
         "scan_kernel": Limit(products=None),
         "decay_kernel": Limit(products=None),
     },
+    ("linear_cross_entropy", 64): {"rows_kernel": Limit(), "words_kernel": Limit()},
+    ("linear_cross_entropy", 128): {"rows_kernel": Limit(), "words_kernel": Limit()},
     ("log_linear_attention", 64): {
         "decay_kernel": Limit(products=None),
         "leaf_kernel": Limit(),

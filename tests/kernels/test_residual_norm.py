@@ -129,6 +129,8 @@ def test_under_autocast_the_stream_stays_wide():
     y = given["y"].detach().bfloat16().requires_grad_()
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         s, h = call("triton", **given | {"y": y})
+        wide = residual_norm(given["x"], y, given["weight"], given["bias"], wide=True, backend="triton")[1]
+    assert wide.dtype == torch.float32
     assert (s.dtype, h.dtype) == (torch.float32, torch.bfloat16)
     (s.sum() + h.float().square().sum()).backward()
     assert y.grad is not None
