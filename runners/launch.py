@@ -307,7 +307,8 @@ class Launcher:
 
     def _look_at_the_clock(self, began: float) -> None:
         now, timeout, hang = time.monotonic(), self.settings.timeout, self.settings.hang
-        if self.settings.max_time is not None and now - began > self.settings.max_time:
+        late = self.settings.max_time is not None and now - began > self.settings.max_time
+        if late and not self._over():
             self._drain("max-time")
         for process in self.crew.members.values():
             if process.job and timeout and now - process.since > timeout and process.killed_for is None:

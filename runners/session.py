@@ -28,7 +28,8 @@ PIECES = 4
 is left with the longest job at the end."""
 
 LARGEST = 32
-"""Models in one stack, unless the sweep says otherwise."""
+"""Models in one stack, unless the sweep says otherwise; a stack that does not fit is cut in two, as often as needed.
+Nothing would be gained by measuring a better number (docs/log.md)."""
 
 EXIT = {"refused": 2, "fail-fast": 3, "same error": 3, "terminated": 75, "max-time": 75, "interrupted": 130}
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from mixassay.runners import crew, launch
+from mixassay.runners.store import Store
+
 TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
 WITH_PLUGIN = TINY + "plugins: [mine.py]\nsweep: {grid: {mixer: [mine, attention]}}\n"
@@ -100,8 +103,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_and_started_again_ends_with_the_same_records(place: Any, undisturbed: Path, numbers: Any) -> None:
-    from mixassay.runners.store import Store
-
     place.write(LONG)
     process = place.start("run", "tiny.yaml")
     wait_for(lambda: checkpoints(place.folder))
@@ -117,8 +118,6 @@ def test_killed_and_started_again_ends_with_the_same_records(place: Any, undistu
 
 
 def test_ctrl_c_drains_and_loses_nothing(place: Any, undisturbed: Path, numbers: Any) -> None:
-    from mixassay.runners.store import Store
-
     place.write(LONG)
     process = place.start("run", "tiny.yaml")
     wait_for(lambda: checkpoints(place.folder))
@@ -135,10 +134,42 @@ def test_ctrl_c_drains_and_loses_nothing(place: Any, undisturbed: Path, numbers:
     assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
 
 
-def test_the_end_of_the_time_asks_to_be_started_again(place: Any) -> None:
-    said = place.run("run", place.write(LONG.replace("epochs: 30", "epochs: 6000")), "--max-time", "4s")
-    assert said.code == 75, said.err
+class Clock:
+    """The launcher's, which can be put forward."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def test_the_end_of_the_time_asks_to_be_started_again_and_loses_nothing(
+    place: Any, undisturbed: Path, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over when the first job has been sent, and in the second run when the last one has been done."""
+    clock, send, close = Clock(), crew.Process.send, launch.Launcher._close
+    monkeypatch.setattr(launch, "time", clock)
+
+    def sent(self: crew.Process, **message: Any) -> None:
+        send(self, **message)
+        clock.ahead += 1000 * ("job" in message)
+
+    def closed(self: launch.Launcher, *given: Any) -> None:
+        close(self, *given)
+        clock.ahead += 1000 * self._over()
+
+    monkeypatch.setattr(crew.Process, "send", sent)
+    first = place.run("run", place.write(LONG), "--max-time", "10m")
+    assert first.code == 75, first.err
+    assert "--max-time is over: stopping after checkpoints" in first.out
     assert not place.records()
+    [left] = checkpoints(place.folder)
+    assert json.loads(left.read_text())["step"] > 0
+    monkeypatch.setattr(crew.Process, "send", send)
+    monkeypatch.setattr(launch.Launcher, "_close", closed)
+    again = place.run("run", "tiny.yaml", "--max-time", "10m")
+    assert again.code == 0, again.err
+    assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
 
 
 def test_when_the_main_process_is_killed_its_workers_leave_by_themselves(place: Any) -> None:
