@@ -1,4 +1,4 @@
-"""Records made by hand, for the tests of what reads and writes them."""
+"""How kernels run in tests, and records made by hand for the tests of what reads and writes them."""
 
 import os
 from collections.abc import Callable
@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from mixassay.record import RunRecord
-
 # Read when torch is first imported, by a test module. Tiny tensors gain nothing from threads, and on a busy machine
 # threads that wait for each other made the kernel tests five times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+# Without a GPU, Triton kernels run in the interpreter. It is chosen when triton is imported: before any test is.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from mixassay.record import RunRecord  # noqa: E402
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -323,7 +323,8 @@ FAULTS = {
     ),
     "report of an unknown metric": (
         BASE + "report: {metric: ⟦test/acc}\n",
-        "report.metric should be 'test/accuracy', 'test/loss', 'valid/accuracy' or 'valid/loss', got \"test/acc\". "
+        "report.metric should be 'test/accuracy', 'test/loss', 'test/answer_accuracy', 'valid/accuracy', 'valid/loss' "
+        "or 'valid/answer_accuracy', got \"test/acc\". "
         'Did you mean "test/accuracy"?',
     ),
     "timeout": (BASE + "run: {timeout: ⟦45x}\n", 'run.timeout should be a number, got "45x"'),

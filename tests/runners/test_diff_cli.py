@@ -52,9 +52,9 @@ class Previous:
 
         return draw_rows(draw, self.seq_len, index, seed=seed, split=split, stream=77)
 '''
-KEEPS = "return linear_attention(C, B, v, log_decay, scale=1.0)[0]"
+KEEPS = "return linear_attention(C, B, v, log_decay, scale=1.0,"
 MAMBA2, LINEAR = "mamba2 d_state=8 head_dim=8 conv=0", "linear_attention"
-FORGETS_NOTHING = "return linear_attention(C, B, v, None, scale=1.0)[0]"
+FORGETS_NOTHING = "return linear_attention(C, B, v, None, scale=1.0,"
 
 
 @dataclass
