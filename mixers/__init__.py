@@ -28,8 +28,8 @@ class Mixer(nn.Module):
     d_model: int
 
     stacks: ClassVar[bool] = True
-    """Whether it runs under `torch.func.vmap`. If not (Triton kernels without a rule for it), models train one after the
-    other."""
+    """Whether it runs under `torch.func.vmap`. If not (Triton kernels without a rule for it), models train one after
+    the other."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D], causal, any T >= 1."""

@@ -10,13 +10,13 @@ import pytest
 # threads that wait for each other made the kernel tests five times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402
+import torch
 
 # Without a GPU, Triton kernels run in the interpreter. It is chosen when triton is imported: before any test is.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from mixassay.record import RunRecord  # noqa: E402
+from mixassay.record import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 
