@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    names: list[str] = config.getoption("mixassay_mixer")
+    names: list[str] | None = config.getoption("mixassay_mixer")
     if not names:
         return
     from mixassay.errors import UserError

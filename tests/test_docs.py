@@ -199,8 +199,10 @@ def shell(text: str, folder: Path, commands: Path) -> subprocess.CompletedProces
 
 
 def environment(commands: Path) -> dict[str, str]:
+    """A reader's: without the interpreter that the tests choose for Triton."""
     path = os.pathsep.join([str(commands), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "TERM": "dumb"}
+    mine = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**mine, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "TERM": "dumb"}
 
 
 def dialogue(text: str) -> list[tuple[str, str]]:
