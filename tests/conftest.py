@@ -9,6 +9,9 @@ import pytest
 # Read when torch is first imported, by a test module. Tiny tensors gain nothing from threads, and on a busy machine
 # threads that wait for each other made the kernel tests five times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read when the Hugging Face hub's library is first imported. No test needs its network; without this, one that asks for
+# it waits through half a minute of retries.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -27,13 +26,16 @@ def eval_(
         ),
     ],
     suite: Annotated[
-        Literal["ruler", "niah", "longbench", "commonsense", "retrieval"], typer.Option("--suite", help="What to ask.")
+        Literal["ruler", "niah", "longbench", "longbench-e", "longbench-v2", "commonsense", "retrieval"],
+        typer.Option("--suite", help="What to ask."),
     ],
     tasks: Annotated[str | None, typer.Option(metavar="TASK,...", help="These of the suite's tasks only.")] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="N,...", help="Of ruler and niah, in the model's tokens: 512,1024 or 1K,16K.  [4K; niah: 4K,8K,16K]"
+            metavar="N,...",
+            help="In the model's tokens: 512,1024 or 1K,16K. Of retrieval: to cut its texts to.  [ruler: 4K; niah: "
+            "4K,8K,16K; retrieval: whole texts]",
         ),
     ] = None,
     limit: Annotated[
@@ -42,8 +44,11 @@ def eval_(
     ] = None,
     seeds: Annotated[str, typer.Option("--seeds", metavar="N,...", help="Of the samples that are made.")] = "42",
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="DIR/longbench, DIR/squad and so on; what is missing is said.", exists=True),
+        str | None,
+        typer.Option(
+            metavar="DIR|hub|OWNER/NAME",
+            help="DIR/longbench, DIR/squad and so on; what is missing is said. LongBench's rows also from the hub.",
+        ),
     ] = None,
     essay: Annotated[
         list[str] | None,
@@ -77,12 +82,14 @@ def eval_(
     """Evaluate a language model; print and store a score for each task and length.
 
     Before it is asked anything, a model that copies the right answers must score 100 and one that writes noise 0. Works
-    without network. `mixassay report DIR/NAME` prints what is stored, its --plot draws depth by length.
+    without network, except --data hub. `mixassay report DIR/NAME` prints what is stored; its --plot draws depth by
+    length.
 
     Exit code: 0 done; 2 a mistake in the command or missing data; 4 a canary died, and no number was printed.
     """
     from mixassay.runners.eval.canary import Refused
     from mixassay.runners.eval.session import Options, evaluate  # imports torch
+    from mixassay.runners.eval.suites import data_of
 
     options = Options(
         model=model,
@@ -92,7 +99,7 @@ def eval_(
         lengths=tuple(length(text) for text in words(lengths)),
         seeds=tuple(number(text) for text in words(seeds)),
         limit=limit,
-        data=data,
+        data=data_of(data, suite),
         essay=tuple(essay or ()),
         compat=compat,
         edit_distance=edit_distance,

@@ -118,7 +118,8 @@ def record(of: Label, asked: Asked, subject: Subject, suite: str, code: Code, en
 
 
 def metrics(asked: Asked) -> dict[str, Number]:
-    """The mean score, its standard error over samples, what the budget allows at best, and tokens of prompts."""
+    """The mean score, its standard error over samples, what the budget allows at best, tokens of prompts, and what
+    the sets measure besides."""
     pairs = asked.pairs
     scores = [answer.score for _, answer in pairs]
     questions = [question for question, _ in pairs]
@@ -131,26 +132,28 @@ def metrics(asked: Asked) -> dict[str, Number]:
         found["test/prompt_tokens"] = fmean(question.tokens for question in questions)
         found["test/cut_prompts"] = fmean(question.cut for question in questions)
         found["test/cut_tokens"] = 1 - sum(question.tokens for question in questions) / whole
+    for name, measure in asked.sets[0].measures.items():
+        found[f"test/{name}"] = fmean(measure(question, answer.text) for question, answer in pairs)
     return found | {f"test/{name}": value for name, value in asked.more.items()}
 
 
 def cells(asked: Asked) -> tuple[EvalCell, ...]:
-    """By tenths of depth where answers have a place, else all samples in one."""
-    found: dict[float, list[float]] = {}
+    """By tenths of depth where answers have a place, by groups where questions have some, else all samples in one."""
+    found: dict[tuple[str, Any], list[float]] = {}
     for one, given in zip(asked.sets, asked.answers, strict=True):
         if one.task in TASKS:
             for depth, values in by_depth(one, [answer.text for answer in given]).items():
-                found.setdefault(depth, []).extend(values)
+                found.setdefault(("depth", depth), []).extend(values)
+    for question, answer in asked.pairs:
+        for group in question.groups.items():
+            found.setdefault(group, []).append(answer.score)
     if not found:
-        pairs = asked.pairs
-        scores = [answer.score for _, answer in pairs]
-        return (EvalCell(split="test", cell={}, rows=len(pairs), scored=len(pairs), accuracy=fmean(scores), loss=None),)
-    return tuple(
-        EvalCell(
-            split="test", cell={"depth": depth}, rows=len(values), scored=len(values), accuracy=fmean(values), loss=None
-        )
-        for depth, values in sorted(found.items())
-    )
+        return (cell({}, [answer.score for _, answer in asked.pairs]),)
+    return tuple(cell({kind: of}, values) for (kind, of), values in sorted(found.items()))
+
+
+def cell(of: dict[str, Any], scores: Sequence[float]) -> EvalCell:
+    return EvalCell(split="test", cell=of, rows=len(scores), scored=len(scores), accuracy=fmean(scores), loss=None)
 
 
 def answer_lines(pairs: Sequence[tuple[Question, Answer]]) -> bytes:

@@ -1,4 +1,5 @@
-"""LongBench's sets as sets of questions, cut for the model where it does not read such long prompts."""
+"""LongBench's sets as sets of questions, cut for the model where it does not read such long prompts: the 21 of version
+1, and the 13 of LongBench-E, whose scores are told by ranges of length, too."""
 
 from pathlib import Path
 
@@ -7,17 +8,20 @@ from mixassay.runners.eval.question import Question, Set, hashed
 from mixassay.runners.longbench import prompts, rows
 from mixassay.runners.longbench.metrics.code import EditDistance
 from mixassay.runners.longbench.rows import Row
-from mixassay.runners.longbench.score import Answered, row_score, tools
-from mixassay.runners.longbench.sets import find
+from mixassay.runners.longbench.score import Answered, bin_of, row_score, tools
+from mixassay.runners.longbench.sets import SETS, find
 from mixassay.runners.longbench.truncation import Fitted, fit
 from mixassay.tokens import Tokenizer
 
 VERSION = 1
 """Raised whenever the same rows give other prompts, or the same answer another score."""
 
+BY_LENGTH = tuple(f"{name}_e" for name, one in SETS.items() if one.by_length)
+"""The 13 sets of LongBench-E, as its authors name their files."""
+
 
 def make(
-    name: str,
+    task: str,
     source: str | Path,
     n: int | None,
     tokenizer: Tokenizer,
@@ -26,22 +30,23 @@ def make(
 ) -> Set:
     """The first n rows of a set (None: all), prompts cut in their middle to what a model of `longest` tokens reads.
 
-    A recurrent model's `longest` is None: nothing is cut. Answers are generated to the set's number of tokens; where
-    only the first line counts, it is taken from the whole answer.
+    `task` is a set of LongBench or, NAME_e, of LongBench-E. A recurrent model's `longest` is None: nothing is cut.
+    Answers are generated to the set's number of tokens; where only the first line counts, it is taken from the whole
+    answer.
     """
-    one = find(name)
-    taken = rows.load(name, source)[:n]
+    by_length = task in BY_LENGTH
+    one = find(task.removesuffix("_e") if by_length else task)
+    taken = rows.load(one.name, source, by_length=by_length)[:n]
 
     def asked(row: Row) -> Question:
-        whole = prompts.prompt(row)
-        limit = None if longest is None else longest - one.max_new_tokens
-        read = fitted(whole, tokenizer, limit, name)
+        read = fitted(prompts.prompt(row), tokenizer, longest, one.max_new_tokens, task)
         return Question(
             read.text,
             row.answers,
             one.max_new_tokens,
             len(read.tokens),
             read.whole,
+            groups={"length": bin_of(row.length)} if by_length else {},
             about={"all_classes": row.all_classes, "length": row.length, "id": row.id},
         )
 
@@ -50,32 +55,32 @@ def make(
         return row_score(one, answered, edit_distance)
 
     return Set(
-        task=name,
+        task=task,
         questions=tuple(asked(row) for row in taken),
         score=score,
-        version=f"longbench-{name}/{VERSION}",
+        version=f"longbench-{task}/{VERSION}",
         recipe={
             "generator": "longbench",
             "version": VERSION,
-            "template": prompts.HASHES[name],
+            "template": prompts.HASHES[one.name],
             "metric": one.metric,
             "tools": tools(one, edit_distance),
             "rows": hashed(row.context + row.input for row in taken)[:16],
-            "published_rows": one.rows,
+            "published_rows": None if by_length else one.rows,
             "tokenizer": tokenizer.identity,
             "limit": longest,
         },
     )
 
 
-def fitted(prompt: str, tokenizer: Tokenizer, limit: int | None, name: str) -> Fitted:
-    """`truncation.fit`, with what the seam may add taken off again."""
-    if limit is not None and limit < 2:
-        raise UserError(f"longbench: {name}: the model's {limit} tokens leave no room for a prompt")
-    room = limit
-    while True:
-        found = fit(prompt, tokenizer, room)
-        if limit is None or len(found.tokens) <= limit:
-            return found
-        assert room is not None
+def fitted(prompt: str, tokenizer: Tokenizer, longest: int | None, new_tokens: int, name: str) -> Fitted:
+    """The prompt for a model that reads and writes `longest` tokens: `truncation.fit`, with what the seam may add
+    taken off again."""
+    if longest is None:
+        return fit(prompt, tokenizer, None)
+    limit = room = longest - new_tokens
+    if limit < 2:
+        raise UserError(f"longbench: {name}: the model's {longest} tokens leave no room for a prompt")
+    while len((found := fit(prompt, tokenizer, room)).tokens) > limit:
         room -= len(found.tokens) - limit
+    return found

@@ -1,7 +1,7 @@
 """What is asked of a language model: prompts with their right answers, in sets of one task and length."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ class Question:
     stop        texts before which an answer ends
     tokens      of the prompt, with the model's tokenizer; `whole`: before anything was cut
     depths      where in its haystack each answer stands, 0 to 1; empty where answers have no place
+    groups      in which it is counted beside the whole set: kind of group -> its group
     """
 
     prompt: str
@@ -26,6 +27,7 @@ class Question:
     whole: int
     stop: tuple[str, ...] = ()
     depths: tuple[float, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict, compare=False)
     about: dict[str, Any] = field(default_factory=dict, compare=False)  # what else its score needs
 
     @property
@@ -41,6 +43,7 @@ class Set:
     recipe    all that decides the questions and their score: for the record
     wants     "all" the answers, or "any" of them
     copied    whether the answers stand in the prompt, letter by letter
+    measures  what else is told of questions and answers as written: name -> a function, whose mean is recorded
     """
 
     task: str
@@ -52,6 +55,7 @@ class Set:
     copied: bool = False
     length: int | None = None
     seed: int | None = None
+    measures: Mapping[str, Callable[[Question, str], float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@ there."""
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +14,12 @@ import torch
 from mixassay import provenance
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
-from mixassay.runners.eval import canary, engine, hub, kept, longbench, retrieval, ruler, stock, suites
+from mixassay.runners.eval import canary, engine, hub, kept, longbench, longbench_v2, retrieval, ruler, stock, suites
 from mixassay.runners.eval.kept import Asked, Subject
 from mixassay.runners.eval.language import Language, Precision
 from mixassay.runners.eval.opened import opened
 from mixassay.runners.eval.question import Answer, Question, Set
-from mixassay.runners.eval.suites import Suite
+from mixassay.runners.eval.suites import NO_DATA, Data, Suite
 from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics.code import EditDistance
 from mixassay.runners.store import Store
@@ -40,7 +41,7 @@ class Options:
     lengths: tuple[int, ...] = ()
     seeds: tuple[int, ...] = (42,)
     limit: int | None = None
-    data: Path | None = None
+    data: Data = NO_DATA
     essay: tuple[str, ...] = ()
     compat: Compat | None = None
     edit_distance: EditDistance = "difflib"
@@ -154,31 +155,49 @@ def jobs(options: Options, plan: suites.Plan, model: Model, tell: Tell) -> list[
 
 def asked_sets(options: Options, plan: suites.Plan, model: Model, tell: Tell) -> Iterator[list[Set]]:
     """The sets of each task and length, one for each data seed where there are any. What fits no length is left out."""
-    place = suites.place_of(options.suite, options.data)
     for task in plan.tasks:
-        if options.suite == "longbench":
-            cut_to = model.longest
-            yield [longbench.make(task, place, options.limit, model.tokenizer, cut_to, options.edit_distance)]
+        if options.suite in suites.HUBS:
+            yield [longbench_set(task, options, model)]
         elif options.suite == "retrieval":
-            yield [retrieval.make(task, place, options.limit, model.tokenizer)]
+            rows = retrieval.load(task, suites.source_of("retrieval", options.data), options.limit)
+            for length in plan.lengths or (None,):
+                with left_out(tell):
+                    yield [retrieval.make(task, rows, model.tokenizer, length)]
         else:
-            sources = suites.sources(options.data, options.essay)
-            n, cache = options.limit or suites.SAMPLES, hidden(options.results / ".ruler")
             for length in plan.lengths:
-                try:
-                    yield [
-                        ruler.make(task, length, seed, n, model.tokenizer, sources, cache, options.compat)
-                        for seed in options.seeds
-                    ]
-                except UserError as problem:
-                    tell(f"left out: {problem}")
+                with left_out(tell):
+                    yield ruler_sets(task, length, options, model)
+
+
+@contextmanager
+def left_out(tell: Tell) -> Iterator[None]:
+    """Tells why a set cannot be made, and goes on."""
+    try:
+        yield
+    except UserError as problem:
+        tell(f"left out: {problem}")
+
+
+def longbench_set(task: str, options: Options, model: Model) -> Set:
+    source = options.data.hub or suites.source_of(options.suite, options.data)
+    if options.suite == "longbench-v2":
+        return longbench_v2.make(source, options.limit, model.tokenizer, model.longest)
+    return longbench.make(task, source, options.limit, model.tokenizer, model.longest, options.edit_distance)
+
+
+def ruler_sets(task: str, length: int, options: Options, model: Model) -> list[Set]:
+    sources = suites.sources(options.data.folder, options.essay)
+    n, cache = options.limit or suites.SAMPLES, hidden(options.results / ".ruler")
+    return [
+        ruler.make(task, length, seed, n, model.tokenizer, sources, cache, options.compat) for seed in options.seeds
+    ]
 
 
 def likelihoods(options: Options, plan: suites.Plan, model: Model) -> Iterator[Asked]:
     """lm-eval's own tasks; all canaries before the first of them."""
     if model.lm is None:
         raise UserError("the suite commonsense is lm-eval's: pip install 'mixassay[lm]'")
-    place = suites.place_of("commonsense", options.data)
+    place = suites.source_of("commonsense", options.data)
     tasks = {name: stock.task(name, place) for name in plan.tasks}
     for name, task in tasks.items():
         stock.sing(name, task, options.limit)

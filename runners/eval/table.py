@@ -20,6 +20,10 @@ from mixassay.runners.render import Cell, Grid
 from mixassay.spec import MixerSpec, mixer_labels
 
 METRIC = "test/accuracy"
+GROUPS = ("difficulty", "length")
+"""Kinds of groups of questions that have columns of their own."""
+ORDER = {"easy": 0, "hard": 1, "short": 2, "medium": 3, "long": 4}
+"""Of groups whose names are not in it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class Place:
     def samples(self) -> int:
         """Of each seed."""
         return int(self.records[0].config["task"]["samples"])
+
+    def group(self, kind: str, name: str) -> tuple[dict[int, float], int]:
+        """The scores of a group of questions, by seed, and of how many questions each is."""
+        found = {r.seed: cell for r in self.records for cell in r.eval if cell.cell == {kind: name}}
+        values = {seed: cell.accuracy for seed, cell in found.items() if cell.accuracy is not None}
+        return values, max((cell.rows for cell in found.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,13 @@ class Evaluations:
     @property
     def lengths(self) -> list[int | None]:
         return sorted({place.length for place in self.places}, key=lambda length: length or 0)
+
+    @property
+    def groups(self) -> list[tuple[str, str]]:
+        """Kinds and names of the groups of questions that have columns of their own."""
+        cells = [cell.cell for place in self.places for record in place.records for cell in record.eval]
+        there = {(kind, str(cell[kind])) for cell in cells for kind in GROUPS if kind in cell}
+        return sorted(there, key=lambda group: (GROUPS.index(group[0]), ORDER.get(group[1], 0), group[1]))
 
     def at(self, model: str, task: str, length: int | None) -> Place | None:
         return next((p for p in self.places if (p.model, p.task, p.length) == (model, task, length)), None)
@@ -119,22 +136,23 @@ def labels(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def grid(found: Evaluations) -> Grid:
-    """A row for each task and model, a column for each length."""
+    """A row for each task and model, a column for each length, and for each group of questions where there are some."""
     heads = tuple((f"{length:,}" if length is not None else "score",) for length in found.lengths)
-    rows = [
-        (Cell(task), Cell(name), *(number(found.at(name, task, length)) for length in found.lengths))
-        for task in found.tasks
-        for name in found.models
-        if any(found.at(name, task, length) for length in found.lengths)
-    ]
+    rows = []
+    for task in found.tasks:
+        for name in found.models:
+            places = [found.at(name, task, length) for length in found.lengths]
+            if any(places):
+                rows.append((Cell(task), Cell(name), *map(number, places), *(part(places, g) for g in found.groups)))
     if len(found.tasks) > 1:
         for name in found.models:
             means = [mean_of_tasks(found, name, length) for length in found.lengths]
+            means += [mean_of_tasks(found, name, None, group) for group in found.groups]
             if any(cell.text for cell in means):
                 rows.append((Cell(f"mean of {len(found.tasks)}"), Cell(name), *means))
     return Grid(
         title=found.suite,
-        heads=(("task",), ("model",), *heads),
+        heads=(("task",), ("model",), *heads, *((name,) for _, name in found.groups)),
         rows=tuple(rows),
         left=2,
         bold=frozenset(),
@@ -154,14 +172,26 @@ def number(place: Place | None) -> Cell:
     return Cell(f"{100 * m.mean:.1f}{spread}", "", (f"n={place.samples}",))
 
 
-def mean_of_tasks(found: Evaluations, name: str, length: int | None) -> Cell:
-    """Of each seed its mean over tasks; empty unless every task has the same seeds."""
+def part(places: Sequence[Place | None], group: tuple[str, str]) -> Cell:
+    """The mean over seeds of a group's score; sets with groups have no lengths."""
+    values, n = places[0].group(*group) if places[0] is not None else ({}, 0)
+    if not values:
+        return Cell("")
+    m = stats.moments(list(values.values()))
+    return Cell(points(m), "", (f"n={n}" if m.std is None else f"n={m.n}x{n}",))
+
+
+def mean_of_tasks(found: Evaluations, name: str, length: int | None, group: tuple[str, str] | None = None) -> Cell:
+    """Of each seed its mean over tasks, of a group where one is given; empty unless every task has the same seeds."""
     places = [found.at(name, task, length) for task in found.tasks]
-    values = [place.values for place in places if place is not None]
+    values = [(place.group(*group)[0] if group else place.values) for place in places if place is not None]
     if len(values) < len(places) or any(set(each) != set(values[0]) for each in values) or not values[0]:
         return Cell("")
-    m = stats.moments([fmean(each[seed] for each in values) for seed in values[0]])
-    return Cell(f"{100 * m.mean:.1f}" + (f" ± {100 * m.std:.1f}" if m.std is not None else ""))
+    return Cell(points(stats.moments([fmean(each[seed] for each in values) for seed in values[0]])))
+
+
+def points(m: stats.Moments) -> str:
+    return f"{100 * m.mean:.1f}" + (f" ± {100 * m.std:.1f}" if m.std is not None else "")
 
 
 def caption(found: Evaluations) -> list[str]:
@@ -176,17 +206,27 @@ def caption(found: Evaluations) -> list[str]:
     ]
     seeds = sorted({spans([record.seed for record in place.records]) for place in found.places})
     lines.append(f"Seeds {'; '.join(seeds)}. A canary that knows the answers and one that knows none ran before.")
-    cut = [(p, record.metrics.get("test/cut_prompts") or 0) for p in found.places for record in p.records]
-    if any(share for _, share in cut):
-        each = dict.fromkeys(f"{p.task} {100 * share:.0f} %" for p, share in cut if share)
-        lines.append(f"Prompts whose middle was cut for the model's length: {', '.join(each)}.")
-    short = [(p, record.metrics.get("test/best_possible") or 1) for p in found.places for record in p.records]
-    if any(best < 1 - 1e-6 for _, best in short):
-        each = dict.fromkeys(f"{p.task}@{p.length} {100 * best:.1f}" for p, best in short if best < 1 - 1e-6)
+    for metric, says in SHARES.items():
+        shares = {at(p): record.metrics.get(metric) for p in found.places for record in p.records}
+        if each := [f"{place} {100 * share:.0f} %" for place, share in shares.items() if share]:
+            lines.append(f"{says}: {', '.join(each)}.")
+    short = {at(p): record.metrics.get("test/best_possible") or 1 for p in found.places for record in p.records}
+    if each := [f"{place} {100 * best:.1f}" for place, best in short.items() if best < 1 - 1e-6]:
         lines.append(f"The answer's budget allows at most: {', '.join(each)}.")
     commits = sorted({record.code.commit[:12] + ("-dirty" if record.code.dirty else "") for record in records})
     lines.append(f"Code {', '.join(commits)}; on {'; '.join(sorted({str(r.env.get('class')) for r in records}))}.")
     return lines
+
+
+SHARES = {
+    "test/cut_prompts": "Prompts that were cut to fit",
+    "test/answer_in_prompt": "Prompts that hold an answer",
+    "test/unread": "Answers that name no choice, and are wrong",
+}
+
+
+def at(place: Place) -> str:
+    return place.task if place.length is None else f"{place.task}@{place.length}"
 
 
 def warnings(found: Evaluations) -> list[str]:
@@ -195,8 +235,8 @@ def warnings(found: Evaluations) -> list[str]:
         for length in found.lengths:
             data = {p.records[0].data for name in found.models if (p := found.at(name, task, length)) is not None}
             if len(data) > 1:
-                at = f"{task}@{length}" if length else task
-                said.append(f"{at}: models read different prompts, as their tokenizers or limits differ")
+                where = f"{task}@{length}" if length else task
+                said.append(f"{where}: models read different prompts, as their tokenizers or limits differ")
     return said
 
 
@@ -249,6 +289,7 @@ def long_form(found: Evaluations) -> list[dict[str, Any]]:
             "seed": record.seed,
             "samples": place.samples,
             **{name.removeprefix("test/"): value for name, value in record.metrics.items()},
+            **{f"{kind}={cell.cell[kind]}": cell.accuracy for cell in record.eval for kind in cell.cell},
             "key": record.key,
         }
         for place in found.places

@@ -4,6 +4,7 @@ Two layouts are in use: the authors' names the question `input`, the parquet mir
 authors' own place on the hub, THUDM/LongBench, is a loading script, which `datasets` no longer runs.)
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +55,10 @@ def load(name: str, source: str | Path = HUB, *, by_length: bool = False) -> lis
 def read(source: str | Path, name: str, *, split: str = "test", configured: bool = True) -> list[dict[str, Any]]:
     """The rows as they are written. `source` as for `load`, with `configured` naming its configuration."""
     datasets = need("datasets", "lm", "LongBench")
-    path = Path(source)
-    files = [path] if path.is_file() else [path / f"{name}.jsonl", path / "data" / f"{name}.jsonl"]
-    file = next((str(one) for one in files if one.is_file()), None)
+    file = _file(Path(source), name)
     try:
         if file is not None:
-            found = datasets.load_dataset("json", data_files={split: file}, split=split)
+            found = datasets.load_dataset("json", data_files={split: str(file)}, split=split)
         else:
             found = datasets.load_dataset(str(source), name if configured else None, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
@@ -67,6 +66,18 @@ def read(source: str | Path, name: str, *, split: str = "test", configured: bool
         said = f"{name} of LongBench cannot be read from {file or source}: {why}"
         raise UserError(said if file else f"{said}; a folder with {name}.jsonl needs no network") from problem
     return list(found)
+
+
+def held(folder: Path, name: str) -> bool:
+    """Whether a folder on the disk has rows of that name: a file, or a card that lists a configuration."""
+    card = folder / "README.md"
+    listed = re.compile(rf"^\W*config_name: *{re.escape(name)}\s*$", re.M)
+    return _file(folder, name) is not None or (card.is_file() and bool(listed.search(card.read_text(encoding="utf-8"))))
+
+
+def _file(source: Path, name: str) -> Path | None:
+    files = [source, source / f"{name}.jsonl", source / "data" / f"{name}.jsonl"]
+    return next((one for one in files if one.is_file()), None)
 
 
 def _row(raw: Mapping[str, Any], where: str) -> Row:

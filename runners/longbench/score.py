@@ -14,7 +14,7 @@ from mixassay.runners.longbench.metrics.classification import classification
 from mixassay.runners.longbench.metrics.code import EditDistance, code
 from mixassay.runners.longbench.metrics.numbers import count, retrieval
 from mixassay.runners.longbench.metrics.qa import qa_f1, qa_f1_zh
-from mixassay.runners.longbench.metrics.summary import rouge, rouge_zh
+from mixassay.runners.longbench.metrics.summary import PACKAGE, rouge, rouge_zh
 from mixassay.runners.longbench.sets import Set, find
 
 BINS = ("0-4k", "4-8k", "8k+")
@@ -26,7 +26,6 @@ PLAIN = {
     "count": count,
     "retrieval": retrieval,
 }
-LIBRARIES = {"qa_f1_zh": ("jieba",), "rouge": ("rouge",), "rouge_zh": ("jieba", "rouge")}
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Answered:
 class Score:
     """`value` in points of 100; `n` rows were scored, the published set has `of` (None in LongBench-E).
 
-    rows: each row's score, in [0, 1]. tools: what the number depends on besides the answers: versions of libraries,
-    and of code the `edit_distance`.
+    rows: each row's score, in [0, 1]. tools: what the number depends on besides the answers: versions of libraries
+    (of `rouge` the one whose scores ours are), and of code the `edit_distance`.
     """
 
     dataset: str
@@ -72,13 +71,18 @@ def score_by_length(
     for row in answered:
         if row.length is None:
             raise ValueError(f"{name}: scores by length need the length of each row")
-        parted[BINS[(row.length >= 4000) + (row.length >= 8000)]].append(row_score(one, row, edit_distance))
+        parted[bin_of(row.length)].append(row_score(one, row, edit_distance))
     told = tools(one, edit_distance)
     return {
         bin: Score(name, one.metric, 100 * fmean(rows), len(rows), None, tuple(rows), told)
         for bin, rows in parted.items()
         if rows
     }
+
+
+def bin_of(length: int) -> str:
+    """The range of lengths that a row of LongBench-E is counted in."""
+    return BINS[(length >= 4000) + (length >= 8000)]
 
 
 def row_score(one: Set, row: Answered, edit_distance: EditDistance) -> float:
@@ -95,8 +99,10 @@ def row_score(one: Set, row: Answered, edit_distance: EditDistance) -> float:
 
 def tools(one: Set, edit_distance: EditDistance) -> dict[str, str]:
     """What a score of this set depends on besides the answers."""
-    if one.metric != "code":
-        return {library: version(library) for library in LIBRARIES.get(one.metric, ())}
-    if edit_distance == "difflib":
-        return {"edit_distance": "difflib", "python": platform.python_version()}
-    return {"edit_distance": "levenshtein", "rapidfuzz": version("rapidfuzz")}
+    if one.metric == "code":
+        library = {"python": platform.python_version()}
+        if edit_distance == "levenshtein":
+            library = {"rapidfuzz": version("rapidfuzz")}
+        return {"edit_distance": edit_distance, **library}
+    jieba = {"jieba": version("jieba")} if one.metric.endswith("_zh") else {}
+    return jieba | ({"rouge": PACKAGE} if one.metric.startswith("rouge") else {})

@@ -111,10 +111,10 @@ class Words:
 
 
 class Pairs:
-    """Every adjective-noun, sorted and without repeats: six million strings of which none is stored.
+    """Every adjective-noun, sorted and without repeats: six million strings, which are not stored.
 
     Strings that begin with different adjectives are in the order of these, unless one adjective and its hyphen begin
-    another ("blue-", "blue-eyed-"). Such adjectives form a group; only a group that is asked for is written out.
+    another ("blue-", "blue-eyed-"). Such adjectives, ten in all, form groups, and only these are written out.
     """
 
     def __init__(self, adjectives: Sequence[str], nouns: Sequence[str]) -> None:
@@ -125,13 +125,13 @@ class Pairs:
                 self._groups[-1].append(head)
             else:
                 self._groups.append([head])
-        self._starts = [0, *accumulate(self._size(group) for group in self._groups)]
-
-    def _written(self, group: list[str]) -> list[str]:
-        return sorted({head + noun for head in group for noun in self._nouns})
-
-    def _size(self, group: list[str]) -> int:
-        return len(self._nouns) if len(group) == 1 else len(self._written(group))
+        self._written = {
+            at: sorted({head + noun for head in group for noun in self._nouns})
+            for at, group in enumerate(self._groups)
+            if len(group) > 1
+        }
+        sizes = (len(self._written.get(at, self._nouns)) for at in range(len(self._groups)))
+        self._starts = [0, *accumulate(sizes)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -140,8 +140,8 @@ class Pairs:
         if not 0 <= k < len(self):
             raise IndexError(k)
         at = bisect_right(self._starts, k) - 1
-        group, rest = self._groups[at], k - self._starts[at]
-        return group[0] + self._nouns[rest] if len(group) == 1 else self._written(group)[rest]
+        rest = k - self._starts[at]
+        return self._written[at][rest] if at in self._written else self._groups[at][0] + self._nouns[rest]
 
 
 # --- questions

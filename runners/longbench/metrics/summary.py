@@ -1,46 +1,68 @@
-"""Summaries: ROUGE-L of the package `rouge` (Lin 2004, summary level), its F with equal weights.
+"""Summaries: ROUGE-L (Lin 2004, summary level) as the package `rouge` counts it, F with equal weights.
 
-Texts are split into sentences at full stops and these into words at spaces; a Chinese text is first written with spaces
-between the words of jieba. An answer without a sentence, such as an empty one, scores 0.
+Texts are split into sentences at full stops and these into words at white space; a Chinese text is first written with
+spaces between the words of jieba. With L the distinct words that stand in a longest common subsequence of one sentence
+of the answer and one of the prediction, any two of them, and p and a the distinct words of prediction and answer:
 
-The package recurses once for each word of two sentences. The authors score 0 when that exceeds Python's limit on
-recursion, so that it would depend on who calls; here the limit is lifted for the call.
+    precision = |L| / |p|    recall = |L| / |a|    F = 2 precision recall / (precision + recall + 1e-8)
+
+A text without a sentence, such as an empty one, scores 0. Of several longest common subsequences the package takes one,
+which decides what is in L; `common_words` takes the same. The package itself needs a table of Python objects for each
+two sentences, and recurses once a word, so that the authors score 0 where Python's limit ends that; here nothing does.
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from typing import Any
-
-from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics import chinese
+
+PACKAGE = "1.0.1"
+"""The release of `rouge` whose scores these are."""
 
 
 def rouge(prediction: str, answer: str) -> float:
-    with _recursion(len(prediction.split()) + len(answer.split())):
-        try:
-            (scores,) = _rouge().get_scores([prediction], [answer])
-        except ValueError:  # its word for a text without sentences
-            return 0.0
-    return float(scores["rouge-l"]["f"])
+    predicted, right = sentences(prediction), sentences(answer)
+    if not predicted or not right:
+        return 0.0
+    shared: set[str] = set()
+    for wanted in right:
+        for said in predicted:
+            if not shared.issuperset(set(wanted).intersection(said)):
+                shared |= common_words(wanted, said)
+    precision = len(shared) / len({word for said in predicted for word in said})
+    recall = len(shared) / len({word for wanted in right for word in wanted})
+    return 2 * (precision * recall / (precision + recall + 1e-8))
 
 
 def rouge_zh(prediction: str, answer: str) -> float:
     return rouge(" ".join(chinese.words(prediction)), " ".join(chinese.words(answer)))
 
 
-@cache
-def _rouge() -> Any:
-    return need("rouge", "lm", "ROUGE in LongBench").Rouge(metrics=["rouge-l"], stats=["f"])
+def sentences(text: str) -> list[list[str]]:
+    """The words of each sentence. One of white space alone has a single empty word, as in the package."""
+    return [part.split() or [""] for part in text.split(".") if part]
 
 
-@contextmanager
-def _recursion(further: int) -> Iterator[None]:
-    """Room for so many more calls than Python allows."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(before + further)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
+def common_words(x: list[str], y: list[str]) -> set[str]:
+    """The words of a longest common subsequence: that which is found from the ends, where a word of y is passed over
+    before one of x.
+
+    Row i of the table of lengths is a number of len(y) bits. Bit j is 0 where the longest common subsequence of the
+    first i words of x with j + 1 words of y is longer than with j (Hyyrö 2004).
+    """
+    places: dict[str, int] = {}
+    for j, word in enumerate(y):
+        places[word] = places.get(word, 0) | 1 << j
+    full = (1 << len(y)) - 1
+    rows = [full]
+    for word in x:
+        row = rows[-1]
+        met = row & places.get(word, 0)
+        rows.append((row + met | row - met) & full)
+    found, i, j = set(), len(x), len(y)
+    while i and j:
+        if x[i - 1] == y[j - 1]:
+            found.add(x[i - 1])
+            i, j = i - 1, j - 1
+        elif rows[i] >> j - 1 & 1:
+            j -= 1
+        else:
+            i -= 1
+    return found

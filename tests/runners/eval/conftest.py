@@ -63,7 +63,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no network in this test")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_longbench(place: Any, kept: Any) -> None:
         "eval", "--model", f"run:{kept('linear_attention')}", *words, "--max-length", "600", "--name", "cut"
     )
     assert said.code == 0, said.err
-    assert "Prompts whose middle was cut for the model's length: hotpotqa 100 %, passage_count 100 %" in said.out
+    assert "Prompts that were cut to fit: hotpotqa 100 %, passage_count 100 %" in said.out
     cut = Store(place.folder / "results").read("cut").records
     assert all(0.9 < (r.metrics["test/cut_tokens"] or 0) < 1 for r in cut)
     assert all((r.metrics["test/prompt_tokens"] or 999) <= 600 - 32 for r in cut)
@@ -124,6 +124,71 @@ def test_retrieval(place: Any, kept: Any, data: Path) -> None:
     (line,) = sides(place, "retrieval")
     assert (line["answers"], line["score"]) == (["Anna"], 0.0)
     assert len(line["answer"].encode()) <= 48 * 3
+
+
+def test_retrieval_at_lengths(place: Any, kept: Any, data: Path) -> None:
+    """A recurrent model, too: the table says what share was cut, and what share still holds the answer."""
+    (data / "retrieval").mkdir()
+    row = {"context": f"{'Nothing is here. ' * 30}Anna is here.", "question": "Who is here?", "answers": ["Anna"]}
+    (data / "retrieval/nq.jsonl").write_text(json.dumps(row) + "\n")
+    (data / "retrieval/drop.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["--suite", "retrieval", "--data", str(data), "--lengths", "60,256,1K", "--tasks", "nq,drop"]
+    said = place.run("eval", "--model", f"run:{kept('mamba2')}", *words)
+    assert said.code == 0, said.err
+    assert "left out: retrieval: nq at length 60: 'Who is here?' and 48 tokens for the answer leave no room" in said.err
+    assert re.search(r"task +model +256 +1,024", said.out)
+    assert "Prompts that were cut to fit: nq@256 100 %, drop@256 100 %." in said.out
+    assert "Prompts that hold an answer: nq@256 100 %, nq@1024 100 %, drop@1024 100 %." in said.out
+
+
+def test_longbench_e_in_ranges_of_length(place: Any, kept: Any, data: Path) -> None:
+    (data / "longbench").mkdir()
+    row = {"input": "Who?", "context": "Anna.", "answers": ["Anna"], "dataset": "qasper_e", "all_classes": None}
+    lengths = (9000, 5000, 10, 11)
+    (data / "longbench/qasper_e.jsonl").write_text("".join(json.dumps({**row, "length": n}) + "\n" for n in lengths))
+    words = ["--suite", "longbench-e", "--data", str(data), "--engine", "direct"]
+    said = place.run("eval", "--model", f"run:{kept('mamba2')}", *words)
+    assert said.code == 0, said.err
+    assert said.err.count("left out: ") == 12
+    assert re.search(r"task +model +score +0-4k +4-8k +8k\+", said.out)
+    (record,) = Store(place.folder / "results").read("longbench-e").records
+    assert record.config["task"]["name"] == "qasper_e"
+    assert [(cell.cell, cell.rows) for cell in record.eval] == [
+        ({"length": "0-4k"}, 2), ({"length": "4-8k"}, 1), ({"length": "8k+"}, 1),
+    ]  # fmt: skip
+    (told,) = json.loads(place.run("eval", "--model", f"run:{kept('mamba2')}", *words, "--json").out)
+    assert told["length=8k+"] == 0.0
+
+
+def test_longbench_v2(place: Any, kept: Any, data: Path) -> None:
+    """Cut in the middle for a model of 600 tokens; a model that names no choice is wrong, or guesses."""
+    (data / "longbench-v2").mkdir()
+    row = {
+        "_id": "1", "domain": "Code", "difficulty": "hard", "length": "long", "question": "Which?", "answer": "C",
+        "context": "Nothing is here. " * 60, **{f"choice_{letter}": letter for letter in "ABCD"},
+    }  # fmt: skip
+    (data / "longbench-v2/data.json").write_text(json.dumps([row, {**row, "difficulty": "easy"}]))
+    words = ["--suite", "longbench-v2", "--data", str(data), "--max-length", "600"]
+    said = place.run("eval", "--model", f"run:{kept('mamba2')}", *words)
+    assert said.code == 0, said.err
+    assert re.search(r"task +model +score +easy +hard +long", said.out)
+    assert "Prompts that were cut to fit: longbench_v2 100 %." in said.out
+    assert "Answers that name no choice, and are wrong: longbench_v2 100 %." in said.out
+    (record,) = Store(place.folder / "results").read("longbench-v2").records
+    assert (record.metrics["test/accuracy"], record.metrics["test/compensated"]) == (0.0, 0.25)
+    assert [cell.cell for cell in record.eval] == [
+        {"difficulty": "easy"}, {"difficulty": "hard"}, {"domain": "Code"}, {"length": "long"},
+    ]  # fmt: skip
+    assert (record.metrics["test/prompt_tokens"] or 999) <= 600 - 128
+
+
+def test_the_hub_without_a_network(place: Any, kept: Any) -> None:
+    words = ["--suite", "longbench", "--tasks", "qasper", "--data"]
+    for name, where in (("hub", "Xnhyacinth/LongBench"), ("some/mirror", "some/mirror")):
+        said = place.run("eval", "--model", f"run:{kept('mamba2')}", *words, name)
+        assert said.code == 2
+        assert f"qasper of LongBench cannot be read from {where}: " in said.err
+        assert "a folder with qasper.jsonl needs no network" in said.err
 
 
 def test_common_sense_by_lm_eval_from_local_files(place: Any, kept: Any, data: Path) -> None:
@@ -159,7 +224,7 @@ REFUSED = {
     "--model should be run:KEY or hf:PATH, got mamba2": ["--model", "mamba2", "--suite", "niah"],
     "no weights of such a run under": ["--model", "run:abcd", "--suite", "niah"],
     'suite niah has no task "vt"': ["--model", "run:x", "--suite", "niah", "--tasks", "vt"],
-    "--lengths are for ruler and niah": ["--model", "run:x", "--suite", "longbench", "--lengths", "1K"],
+    "--lengths are for ruler, niah, retrieval": ["--model", "run:x", "--suite", "longbench", "--lengths", "1K"],
     "--lengths: 4x is no number of tokens": ["--model", "run:x", "--suite", "niah", "--lengths", "4x"],
     "qa_1: put one file of questions in SQuAD's layout into --data DIR with DIR/squad/, found 0": [
         "--model", "run:x", "--suite", "ruler", "--tasks", "qa_1",
@@ -169,6 +234,18 @@ REFUSED = {
     ],
     "piqa: no DIR/commonsense/piqa.jsonl, and give --data DIR: JSON lines, the rows of baber/piqa, validation": [
         "--model", "run:x", "--suite", "commonsense", "--tasks", "piqa",
+    ],
+    "trec_e: no DIR/longbench/trec_e.jsonl, and give --data DIR: JSON lines, rows as THUDM/LongBench": [
+        "--model", "run:x", "--suite", "longbench-e", "--tasks", "trec_e",
+    ],
+    "longbench_v2: no DIR/longbench-v2/longbench_v2.jsonl, and give --data DIR: JSON lines, rows as THUDM": [
+        "--model", "run:x", "--suite", "longbench-v2",
+    ],
+    "--data nowhere: no such folder, hub, or OWNER/NAME on it": [
+        "--model", "run:x", "--suite", "longbench", "--data", "nowhere",
+    ],
+    "--data hub: no such folder; from the hub come only the suites longbench, longbench-e, longbench-v2": [
+        "--model", "run:x", "--suite", "ruler", "--data", "hub",
     ],
     "hf:nowhere: no nowhere/config.json": ["--model", "hf:nowhere", "--suite", "niah"],
 }  # fmt: skip

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when `datasets` is first imported
-
 DATA = Path(os.environ.get("MIXASSAY_DATA") or Path(__file__).parents[4] / "shared/data") / "longbench"
 
 

@@ -4,6 +4,8 @@ import random
 import sys
 from difflib import SequenceMatcher
 from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from mixassay.runners.longbench.metrics.code import code
 from mixassay.runners.longbench.metrics.numbers import count, retrieval
 from mixassay.runners.longbench.metrics.qa import qa_f1, qa_f1_zh
 from mixassay.runners.longbench.metrics.summary import rouge, rouge_zh
+from mixassay.runners.longbench.rescore import predictions
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,6 @@ def test_qa_f1_of_chinese_counts_words_without_punctuation() -> None:
 
 
 def test_rouge() -> None:
-    pytest.importorskip("rouge")
     assert rouge("a cat sat", "a cat ran") == pytest.approx(2 / 3)  # longest common subsequence 2, of 3 and 3
     assert rouge("sat a cat. a dog", "a cat") == pytest.approx(2 * 2 / (4 + 2))  # distinct words: 4 and 2
     for empty in ("", "...", "."):
@@ -50,19 +52,32 @@ def test_rouge() -> None:
 
 
 def test_rouge_of_chinese_is_of_words() -> None:
-    pytest.importorskip("rouge")
     pytest.importorskip("jieba")
     assert rouge_zh("我来到北京", "北京") == pytest.approx(2 / 4)
     assert rouge_zh("", "北京") == 0
 
 
-def test_rouge_does_not_depend_on_the_limit_of_recursion() -> None:
-    pytest.importorskip("rouge")
-    before = sys.getrecursionlimit()
-    words = [f"w{i}" for i in range(before // 2 + 1)]
-    left, right = " ".join(words), " ".join(reversed(words))  # 1: any one word
-    assert rouge(left, right) == pytest.approx(1 / len(words), abs=1e-8)  # the package adds 1e-8 to a denominator
-    assert sys.getrecursionlimit() == before
+def test_rouge_is_that_of_the_package(data: Path) -> None:
+    """To the last bit: of random texts, odd stops and spaces among them, and of published predictions."""
+    package = pytest.importorskip("rouge").Rouge(metrics=["rouge-l"], stats=["f"])
+
+    def slow(prediction: str, answer: str) -> float:
+        try:
+            return float(package.get_scores(prediction, answer)[0]["rouge-l"]["f"])
+        except ValueError:  # its word for a text without sentences
+            return 0.0
+
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("abc  ..\n", k=draw.randint(0, 60))) for _ in range(1000)]
+    rows = predictions(data / "predictions/rwkv6-7b/qmsum.jsonl")[:40]
+    for prediction, answer in [*pairwise(texts), *((row.prediction, row.answers[0]) for row in rows)]:
+        assert rouge(prediction, answer) == slow(prediction, answer), (prediction, answer)
+
+
+def test_rouge_has_no_limit_of_length() -> None:
+    """The package recurses once a word."""
+    words = [f"w{i}" for i in range(2 * sys.getrecursionlimit())]
+    assert rouge(" ".join(words), " ".join(reversed(words))) == pytest.approx(1 / len(words), abs=1e-8)  # any one word
 
 
 CLASSES = ["Other location", "Other", "location", "City", "Individual"]

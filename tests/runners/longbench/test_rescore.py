@@ -14,9 +14,8 @@ from mixassay.runners.longbench.sets import SETS
 
 LLAMA = [name for name in SETS if name not in ("multi_news", "samsum", "lsht")]  # left out for their licence
 RWKV = [name for name in LLAMA if name not in ("gov_report", "passage_retrieval_en")]
-SLOW = ("gov_report", "vcsum")  # ROUGE of long texts: four seconds each, and more on a busy machine
 PUBLISHED: list[Any] = [
-    pytest.param(model, name, distance, id=f"{model}-{name}", marks=[pytest.mark.slow] * (name in SLOW))
+    pytest.param(model, name, distance, id=f"{model}-{name}")
     for model, names, distance in (("llama2-7b-chat-4k", LLAMA, "difflib"), ("rwkv6-7b", RWKV, "levenshtein"))
     for name in names
 ]
@@ -24,7 +23,7 @@ PUBLISHED: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def libraries() -> None:
-    for library in ("jieba", "rapidfuzz", "rouge"):
+    for library in ("jieba", "rapidfuzz"):
         pytest.importorskip(library)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mixassay.errors import UserError
-from mixassay.runners.longbench.rows import Row, load
+from mixassay.runners.longbench.rows import Row, held, load
 
 RAW = {
     "input": "Who?",
@@ -37,6 +37,9 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 def test_both_layouts_from_files_and_folders_give_the_same_row(cache: Any, tmp_path: Path) -> None:
     own, mirror = write(tmp_path / "a/qasper.jsonl", RAW), write(tmp_path / "b/data/qasper.jsonl", mirrored())
     assert load("qasper", own) == load("qasper", mirror) == [ROW]
+    assert held(tmp_path / "a", "qasper")
+    assert held(tmp_path / "b", "qasper")
+    assert not held(tmp_path / "b", "lcc")
     assert load("qasper", tmp_path / "a") == load("qasper", str(tmp_path / "b")) == [ROW]
 
 
@@ -45,6 +48,8 @@ def test_a_folder_with_configurations_is_read_as_on_the_hub(cache: Any, tmp_path
     card = "- config_name: {0}\n  data_files: [{{split: test, path: test/{0}.jsonl}}]"
     cards = "\n".join(card.format(name) for name in ("qasper_e", "lcc"))
     (tmp_path / "hub/README.md").write_text(f"---\nconfigs:\n{cards}\n---\n")
+    assert held(tmp_path / "hub", "qasper_e")
+    assert not held(tmp_path / "hub", "qasper")
     (row,) = load("qasper", tmp_path / "hub", by_length=True)
     assert (row.dataset, row.input) == ("qasper_e", "Who?")
 
