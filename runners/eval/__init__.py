@@ -4,7 +4,7 @@
     opened.py     the language model of a kept run
     adapter.py    that as a model of lm-eval: `lm_eval --model mixassay`
     question.py   what is asked: a prompt, its budget, its right answers, and a set of them with its score
-    ruler.py, longbench.py, stock.py     where sets come from
+    ruler.py, longbench.py, longbench_v2.py, retrieval.py, stock.py     where sets come from
     suites.py     sets by the name of a suite
     canary.py     models that know the answers, which run before any other
     engine.py     a set through lm-eval's engine, or without it

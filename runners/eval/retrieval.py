@@ -52,7 +52,7 @@ def load(name: str, folder: Path, n: int | None) -> list[Row]:
     if not file.is_file():
         raise UserError(f"retrieval: no {file}: put the set there as JSON lines with the fields {FIELDS}")
     rows = []
-    for at, line in enumerate(file.read_text(encoding="utf-8").splitlines()[:n], start=1):
+    for at, line in enumerate(file.read_text(encoding="utf-8").rstrip().split("\n")[:n], start=1):
         try:
             rows.append(_row(json.loads(line)))
         except (ValueError, KeyError, TypeError, IndexError) as problem:
@@ -60,8 +60,6 @@ def load(name: str, folder: Path, n: int | None) -> list[Row]:
                 f'{file}:{at}: expected {{"text": ..., "value": ...}} or {{"context": ..., "question": ..., '
                 f'"answers": [...]}}, found {line[:60]}'
             ) from problem
-    if not rows:
-        raise UserError(f"{file} is empty")
     return rows
 
 

@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Data:
-    """Where rows come from: a folder on the disk, or a name on the hub ("hub" for the suite's own); or neither."""
+    """Where rows come from: a folder on the disk, or OWNER/NAME on the hub; or neither."""
 
     folder: Path | None = None
     hub: str | None = None

@@ -207,11 +207,14 @@ def caption(found: Evaluations) -> list[str]:
     seeds = sorted({spans([record.seed for record in place.records]) for place in found.places})
     lines.append(f"Seeds {'; '.join(seeds)}. A canary that knows the answers and one that knows none ran before.")
     for metric, says in SHARES.items():
-        shares = {at(p): record.metrics.get(metric) for p in found.places for record in p.records}
-        if each := [f"{place} {100 * share:.0f} %" for place, share in shares.items() if share]:
+        known = [(at(p), record.metrics.get(metric)) for p in found.places for record in p.records]
+        shares = [(place, share) for place, share in known if share is not None]
+        if any(share != SILENT.get(metric) for _, share in shares):
+            each = dict.fromkeys(f"{place} {100 * share:.0f} %" for place, share in shares)
             lines.append(f"{says}: {', '.join(each)}.")
-    short = {at(p): record.metrics.get("test/best_possible") or 1 for p in found.places for record in p.records}
-    if each := [f"{place} {100 * best:.1f}" for place, best in short.items() if best < 1 - 1e-6]:
+    short = [(at(p), record.metrics.get("test/best_possible") or 1) for p in found.places for record in p.records]
+    if any(best < 1 - 1e-6 for _, best in short):
+        each = dict.fromkeys(f"{place} {100 * best:.1f}" for place, best in short if best < 1 - 1e-6)
         lines.append(f"The answer's budget allows at most: {', '.join(each)}.")
     commits = sorted({record.code.commit[:12] + ("-dirty" if record.code.dirty else "") for record in records})
     lines.append(f"Code {', '.join(commits)}; on {'; '.join(sorted({str(r.env.get('class')) for r in records}))}.")
@@ -223,6 +226,8 @@ SHARES = {
     "test/answer_in_prompt": "Prompts that hold an answer",
     "test/unread": "Answers that name no choice, and are wrong",
 }
+SILENT = {"test/cut_prompts": 0.0, "test/unread": 0.0}
+"""Shares that are not worth a line where all are so."""
 
 
 def at(place: Place) -> str:
