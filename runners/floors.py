@@ -13,6 +13,9 @@ log2(T / C), the mean number of inter-chunk levels that a token sees:
     hla2                          linear_attention of widths (K, K) and (K, V)
     ahla                          linear_attention of (K, V) twice, the products q.k once
     hla3                          linear_attention of (K, K), (K, V) and again (K, V), the products q.k of two once
+    dla                           log_linear_attention, n the mean number of slots closed before a token's chunk; and
+                                  its schedule, forward only: a chunk's k.k and v.v, k and v against the open segment's
+                                  state and into it, which is linear_attention's forward
 
 The backward recomputes what it needs, which is counted. A kernel that stores more than its results is slower than
 this; none is faster.
@@ -20,6 +23,8 @@ this; none is faster.
 
 import math
 from typing import NamedTuple
+
+from mixassay.runners.operators import REGIME, SLOTS
 
 C = 64
 
@@ -48,12 +53,13 @@ def forward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0) 
     def linear(K: int, V: int) -> float:
         return 2 * C * (K + V) + 4 * K * V
 
-    n = _levels(T)
+    n, slots = _levels(T), _slots(T)
     flops = {
         "linear_attention": linear(K, V),
         "hla2": linear(K, K) + linear(K, V),
         "ahla": 2 * linear(K, V) - 2 * C * K,
         "hla3": linear(K, K) + 2 * linear(K, V) - 2 * C * K,
+        "dla": 2 * C * (K + V) + 2 * K * V * (1 + slots) + linear(K, V),
         "gated_delta_rule": 6 * C * K + 4 * C * V + 6 * K * V + C**2 / 3,
         "log_linear_attention": 2 * C * (K + V) + 2 * K * V * (1 + n),
         "log_linear_gated_delta_rule": 8 * C * K + 4 * C * V + 2.3 * C**2 + 2 * K * V + 6 * K * V * n,
@@ -68,12 +74,13 @@ def backward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0)
     def linear(K: int, V: int) -> float:
         return 10 * K * V + 6 * C * K + 4 * C * V
 
-    n = _levels(T)
+    n, slots = _levels(T), _slots(T)
     flops = {
         "linear_attention": linear(K, V),
         "hla2": linear(K, K) + linear(K, V),
         "ahla": 2 * linear(K, V) - 2 * C * K,
         "hla3": linear(K, K) + 2 * linear(K, V) - 2 * C * K,
+        "dla": 6 * C * K + 4 * C * V + 6 * K * V + 4 * K * V * slots,
         "gated_delta_rule": 16 * K * V + 18 * C * K + 10 * C * V + 4 * C**2,
         "log_linear_attention": 6 * C * K + 4 * C * V + 6 * K * V + 4 * K * V * n,
         "log_linear_gated_delta_rule": 24 * C * K + 10 * C * V + 10 * C**2 + 6 * K * V + 18 * K * V * n,
@@ -84,3 +91,9 @@ def backward(op: str, T: int, K: int, V: int, *, width: int = 2, gates: int = 0)
 
 def _levels(T: int) -> float:
     return max(0.0, math.log2(T / C) / 2)
+
+
+def _slots(T: int) -> float:
+    """One a regime, until there are as many as slots."""
+    regimes = max(0, T - C) / REGIME
+    return regimes / 2 if regimes <= SLOTS else SLOTS - SLOTS**2 / (2 * regimes)

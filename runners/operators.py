@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from mixassay.kernels.common.fenwick import levels
+from mixassay.kernels.dla.schedule import schedule
+from mixassay.kernels.dla.slots import Schedule
 
 ARGUMENTS = {
     "softmax_attention": ("q", "k", "v"),
@@ -20,8 +22,13 @@ ARGUMENTS = {
     "hla2": ("q", "k", "v", "log_decay"),
     "ahla": ("q", "k", "v", "log_decay"),
     "hla3": ("q", "k", "v", "log_decay"),
+    "dla": ("q", "k", "v", "rank_scale", "log_decay"),
 }
-"""Operator -> its tensor arguments. An operator is the function of its name in the module `home(name)`."""
+"""Operator -> its tensor arguments. An operator is the function of its name in the module `home(name)`. `dla` is with
+its schedule, which its caller makes of k and v each time."""
+
+SLOTS, THRESHOLD, REGIME = 30, 0.6, 128
+"""Of `dla`: slots and threshold as in the paper; its keys and values keep to a mean for so many tokens."""
 
 Inputs = dict[str, Tensor]
 Call = Callable[[Inputs], Tensor]  # the output [B, T, H, V]
@@ -43,18 +50,27 @@ def operator(name: str, backend: str) -> Call:
     function = getattr(importlib.import_module(home(name)), name)
 
     def call(inputs: Inputs) -> Tensor:
-        result = function(**inputs, backend=backend)
+        more = {"schedule": cut(inputs, backend)} if name == "dla" else {}
+        result = function(**inputs, **more, backend=backend)
         o: Tensor = result[0] if isinstance(result, tuple) else result
         return o
 
     return call
 
 
+def cut(inputs: Inputs, backend: str) -> Schedule:
+    k, v = inputs["k"], inputs["v"]
+    tau = torch.full(v.shape[2:3], THRESHOLD, device=v.device)
+    return schedule(k, v, SLOTS, threshold=tau, log_decay=inputs["log_decay"], backend=backend)[1]
+
+
 def draw(name: str, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Inputs, Tensor]:
     """Inputs, as leaves of a graph, and a gradient of the output.
 
     As in the models: q, k, v in `dtype`, gates in float32; unit q and k for the delta rules; log decays -A softplus(raw
-    + bias) with A and the time step of each head where Mamba-2 starts them; beta a sigmoid, level weights a softplus.
+    + bias) with A and the time step of each head where Mamba-2 starts them; beta a sigmoid, weights a softplus. For
+    `dla`, k and v are a mean, of deviation 1 and another one in each regime, and noise of deviation 0.2, so that no
+    score is close to the threshold.
     """
     B, T, H, D = shape
     source = torch.Generator(device).manual_seed(seed)
@@ -72,6 +88,11 @@ def draw(name: str, shape: Shape, dtype: torch.dtype, device: torch.device, seed
     log_decay = -uniform(1, 16) * softplus(normal(B, T, H) + step.expm1().log())
     made = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "log_decay": log_decay}
     made |= {"beta": normal(B, T, H).sigmoid(), "level_scale": softplus(normal(B, T, H, levels(T)))}
+    if name == "dla":
+        made["rank_scale"] = softplus(normal(B, T, H, SLOTS))
+        for x in "kv":
+            means = normal(B, -(-T // REGIME), H, D).repeat_interleave(REGIME, dim=1)[:, :T]
+            made[x] = (means + 0.2 * normal(B, T, H, D)).to(dtype)
     return {argument: made[argument].requires_grad_() for argument in ARGUMENTS[name]}, do.to(dtype)
 
 

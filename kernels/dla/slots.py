@@ -49,6 +49,18 @@ class Schedule(NamedTuple):
         """Slots in use after each token, int64 [B, T, H]."""
         return (1 + (self.shift >= 0).cumsum(1)).clamp(max=self.starts.shape[-1])
 
+    @property
+    def until(self) -> Tensor:
+        """int32 [B, T, H]. Token s is where a slot starts after the tokens s <= t < until[s]: 0 where none ever does.
+        The newer of two slots that meet loses its start."""
+        T, S = self.starts.shape[1], self.starts.shape[-1]
+        moved = self.shift[:, 1:]
+        newer = self.starts[:, :-1].gather(-1, moved.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        lost = torch.where((moved >= 0) & (moved < S - 1), newer.long(), T)  # T: a spare row
+        token = torch.arange(1, T, dtype=torch.int32, device=lost.device)[:, None].expand(lost.shape)
+        last = torch.where(self.boundary, T, 0).int()
+        return torch.cat((last, last[:, :1]), dim=1).scatter(1, lost, token)[:, :T]
+
 
 def slots(
     boundary: Tensor,

@@ -9,8 +9,10 @@ j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K
     dlog_decay_i = sum of u_t over t >= i,   u = row sums less column sums of F . M
     dgate_i = the same of F . up (no boundary at i) or F . down (one at i): straight_through.py
 
-Short sequences: all pairs of tiles, each with its mask, for which a loop goes over the ranks that occur in it. Ranks
-rise with t and fall with j, so these are counted at two corners.
+Short sequences: all pairs of tiles, each with its mask. The rank of j at t is the number of slots that start behind j
+and up to t: in t's row of starts those behind the first token of the tile of j, less those up to j, a running sum over
+the tile's tokens whose `until` is above t. A tile without any has one weight a row. drank_scale comes from running sums
+of F: what lies up to the start of a slot, less what lies up to that of the next older one.
 
 Long ones: slots only ever meet, so tiles that lie in one slot once do so for good, and are read as one state. A binary
 tree has the states of 2^h tiles side by side; tile n reads, from its own start back, the largest node that ends there
@@ -39,6 +41,7 @@ from mixassay.kernels.common.triton import (
     operands,
     store_rows,
     sum_dtype,
+    tile,
     weight,
 )
 
@@ -65,24 +68,25 @@ def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, P
 
 
 @triton.jit
-def _corner(starts, t, j, r, H, SLOTS: tl.constexpr):
-    """The rank of token j at token t."""
-    begin = tl.load(starts + t * H * SLOTS + r, mask=r < SLOTS, other=0)
-    return tl.sum((begin > j).to(tl.int32))
+def _by_rank(at, i, left, r, H, SLOTS: tl.constexpr):
+    """A tile's rows of a table [T, H, SLOTS], zeros elsewhere: [i, r]."""
+    return tl.load(at + i * H * SLOTS + r, mask=(i < left) & (r < SLOTS), other=0)
 
 
 @triton.jit
-def _seen(rank_scale, starts, i, left, j, lowest, highest, H, SLOTS: tl.constexpr):
-    """For token j as rows i see it: its rank, the rank's weight, and the weights next to it."""
-    live = i < left
-    at = i * H * SLOTS
-    rank = tl.zeros_like(i) + lowest
-    for r in range(lowest + 1, highest + 1):
-        rank += (j < tl.load(starts + at + r - 1, mask=live, other=0)).to(tl.int32)
-    w = tl.load(rank_scale + at + rank, mask=live, other=0.0)
-    up = tl.load(rank_scale + at + rank + 1, mask=live & (rank + 1 < SLOTS), other=0.0)
-    down = tl.load(rank_scale + at + rank - 1, mask=live & (rank > 0), other=0.0)
-    return rank, w, tl.where(rank + 1 < SLOTS, up - w, 0.0), tl.where(rank > 0, w - down, 0.0)
+def _pick(x, r, rank, AXIS: tl.constexpr):
+    """Each token's value at its `rank`, 0 where that is none."""
+    return tl.sum(tl.where(r == tl.expand_dims(rank, AXIS), x, 0.0), AXIS)
+
+
+@triton.jit
+def _seen(st, W, r, j, SLOTS: tl.constexpr):
+    """For token j as the tokens with starts `st` and weights W see it: its rank, the rank's weight, and the steps to
+    the weights next to it."""
+    rank = tl.sum((st > j).to(tl.int32), 1)
+    w = _pick(W, r, rank, 1)
+    up = tl.where(rank + 1 < SLOTS, _pick(W, r, rank + 1, 1) - w, 0.0)
+    return rank, w, up, tl.where(rank > 0, w - _pick(W, r, rank - 1, 1), 0.0)
 
 
 @kernel
@@ -179,6 +183,7 @@ def output_kernel(
     v,
     rank_scale,  # [B, T, H, SLOTS]
     starts,
+    until,  # [B, T, H]
     G,
     P,  # [B H, NT + 1]: log decay before each tile, float64
     tree,
@@ -208,15 +213,17 @@ def output_kernel(
     row = first + n * C
     left = T - n * C
     i = tl.arange(0, C)
+    t = n * C + i
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)
     r = tl.arange(0, BS)
     keys = (H // R) * K
     at_k = k + first * keys + (h // R) * K
     at_v = v + (first * H + h) * V
-    at_w = rank_scale + (row * H + h) * SLOTS
-    at_st = starts + (row * H + h) * SLOTS
-    last = tl.minimum(left, C) - 1
+    at_until = until + first * H + h
+    st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
+    W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
+    at_first = starts + (row * H + h) * SLOTS + r
     qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
     if DECAY:
         at_G = G + head * T
@@ -227,14 +234,11 @@ def output_kernel(
     while p > 0:
         height = tl.full([], -1, dtype=tl.int32)
         if TREE:
-            begin = tl.load(at_st + r, mask=r < SLOTS, other=0)
+            begin = tl.load(at_first, mask=r < SLOTS, other=0)
             begin = tl.max(tl.where(begin < p * C, begin, 0))
             height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
             if height >= 0:
-                j = p * C - 1
-                lowest = _corner(at_st, 0, j, r, H, SLOTS)
-                highest = _corner(at_st, last, j, r, H, SLOTS)
-                _, w, _, _ = _seen(at_w, at_st, i, left, j, lowest, highest, H, SLOTS)
+                _, w, _, _ = _seen(st, W, r[None, :], p * C - 1, SLOTS)
                 at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
                 S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
                 if DECAY:
@@ -251,15 +255,13 @@ def output_kernel(
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
                 since -= tl.load(at_G + j, mask=j < T, other=0.0)
                 A *= weight(to[:, None] + since[None, :], ACC)
-            A = tl.where((n * C + i)[:, None] >= j[None, :], A, 0.0)
-            lowest = _corner(at_st, 0, p * C + C - 1, r, H, SLOTS)
-            highest = _corner(at_st, last, p * C, r, H, SLOTS)
-            w = tl.load(at_w + i * H * SLOTS + lowest, mask=i < left, other=0.0)
+            A = tl.where(t[:, None] >= j[None, :], A, 0.0)
+            opened = tl.load(at_until + j * H, mask=(i > 0) & (j < T), other=0)
+            rank, w, _, _ = _seen(st, W, r[None, :], p * C, SLOTS)  # of the tile's first token
             AM = A * w[:, None]  # not M alone: so it lies as A does
-            for rank in range(lowest + 1, highest + 1):
-                begins = tl.load(at_st + i * H * SLOTS + rank - 1, mask=i < left, other=0)
-                w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
-                AM = tl.where(j[None, :] < begins[:, None], A * w[:, None], AM)
+            if tl.max(opened) > n * C:  # slots that start within
+                open = (opened[None, :] > t[:, None]) & (j[None, :] <= t[:, None])
+                AM = A * tl.gather(W, rank[:, None] - tl.cumsum(open.to(tl.int32), 1), 1)
             vs = load_rows(at_v + before * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
     store_rows(o + (row * H + h) * V, out * scale, i, left, vv, H * V, V, BV)
@@ -377,13 +379,11 @@ def node_kernel(
         for n in range(start, stop):
             row = b * T + n * C
             left = T - n * C
-            at_w = rank_scale + (row * H + h) * SLOTS
-            at_st = starts + (row * H + h) * SLOTS
+            st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
+            W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
             qs = tl.trans(load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT))
             dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC) * scale
-            lowest = _corner(at_st, 0, end * C - 1, r, H, SLOTS)
-            highest = _corner(at_st, tl.minimum(left, C) - 1, end * C - 1, r, H, SLOTS)
-            _, w, up, down = _seen(at_w, at_st, i, left, end * C - 1, lowest, highest, H, SLOTS)
+            _, w, up, down = _seen(st, W, r[None, :], end * C - 1, SLOTS)
             if DECAY:
                 to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
                 since = tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + end)
@@ -408,6 +408,7 @@ def query_kernel(
     v,
     rank_scale,
     starts,
+    until,
     G,
     P,
     tree,
@@ -443,15 +444,18 @@ def query_kernel(
     row = first + n * C
     left = T - n * C
     i = tl.arange(0, C)
+    t = n * C + i
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)
     r = tl.arange(0, BS)
     keys = (H // R) * K
     at_k = k + first * keys + (h // R) * K
     at_v = v + (first * H + h) * V
+    at_until = until + first * H + h
     at_w = rank_scale + (row * H + h) * SLOTS
-    at_st = starts + (row * H + h) * SLOTS
-    last = tl.minimum(left, C) - 1
+    st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
+    W = _by_rank(at_w, i[:, None], left, r[None, :], H, SLOTS)
+    at_first = starts + (row * H + h) * SLOTS + r
     qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
     dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
     if DECAY:
@@ -459,19 +463,17 @@ def query_kernel(
         at_P = P + head * (NT + 1)
         to = tl.load(at_G + n * C + i, mask=i < left, other=0.0)
     dqs = tl.zeros([C, BK], dtype=ACC)
-    dw = tl.zeros([C, BS], dtype=ACC)
+    before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
+    total = tl.zeros([C], dtype=ACC)
     p = n + 1
     while p > 0:
         height = tl.full([], -1, dtype=tl.int32)
         if TREE:
-            begin = tl.load(at_st + r, mask=r < SLOTS, other=0)
+            begin = tl.load(at_first, mask=r < SLOTS, other=0)
             begin = tl.max(tl.where(begin < p * C, begin, 0))
             height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
             if height >= 0:
-                j = p * C - 1
-                lowest = _corner(at_st, 0, j, r, H, SLOTS)
-                highest = _corner(at_st, last, j, r, H, SLOTS)
-                rank, w, _, _ = _seen(at_w, at_st, i, left, j, lowest, highest, H, SLOTS)
+                _, w, _, _ = _seen(st, W, r[None, :], p * C - 1, SLOTS)
                 at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
                 S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
                 x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
@@ -479,49 +481,51 @@ def query_kernel(
                     x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
                 dqs += x * w[:, None]
                 read = tl.sum(x * qs.to(ACC), 1)
-                dw += tl.where(r[None, :] == rank[:, None], read[:, None], 0.0)
+                before += tl.where(st >= p * C, read[:, None], 0.0)
+                total += read
                 p -= 1 << height
         if height < 0:
             p -= 1
             j = p * C + i
-            before = (p * C).to(tl.int64)
-            ks = load_rows(at_k + before * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
-            vs = load_rows(at_v + before * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            skip = (p * C).to(tl.int64)
+            ks = load_rows(at_k + skip * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            vs = load_rows(at_v + skip * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
                 since -= tl.load(at_G + j, mask=j < T, other=0.0)
                 dA *= weight(to[:, None] + since[None, :], ACC)
-            dA = tl.where((n * C + i)[:, None] >= j[None, :], dA, 0.0)
+            dA = tl.where(t[:, None] >= j[None, :], dA, 0.0)
             F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            lowest = _corner(at_st, 0, p * C + C - 1, r, H, SLOTS)
-            highest = _corner(at_st, last, p * C, r, H, SLOTS)
-            dAM = dA
-            ends = tl.zeros([C], dtype=tl.int32) + (T + C)
-            for rank in range(lowest, highest + 1):
-                begins = tl.load(at_st + i * H * SLOTS + rank, mask=i < left, other=0)
-                w = tl.load(at_w + i * H * SLOTS + rank, mask=i < left, other=0.0)
-                inside = (j[None, :] >= begins[:, None]) & (j[None, :] < ends[:, None])
-                dAM = tl.where(inside, dA * w[:, None], dAM)
-                read = tl.sum(tl.where(inside, F, 0.0), 1)
-                dw += tl.where(r[None, :] == rank, read[:, None], 0.0)
-                ends = begins
+            read = tl.sum(F, 1)
+            total += read
+            opened = tl.load(at_until + j * H, mask=(i > 0) & (j < T), other=0)
+            rank, w, _, _ = _seen(st, W, r[None, :], p * C, SLOTS)  # of the tile's first token
+            if tl.max(opened) > n * C:  # slots that start within
+                open = (opened[None, :] > t[:, None]) & (j[None, :] <= t[:, None])
+                dAM = dA * tl.gather(W, rank[:, None] - tl.cumsum(open.to(tl.int32), 1), 1)
+                upto = tl.minimum(st - p * C, C)
+                sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
+                before += tl.where(upto > 0, sums, 0.0)
+            else:
+                dAM = dA * w[:, None]
+                before += tl.where(st >= p * C + C, read[:, None], 0.0)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
-    dw *= scale
+    newer = tl.gather(before, tl.zeros([C, BS], dtype=tl.int32) + tl.maximum(r - 1, 0)[None, :], 1)
+    dw = (tl.where(r[None, :] > 0, newer, total[:, None]) - before) * scale
     store_rows(dq + (row * H + h) * K, dqs * scale, i, left, kk, H * K, K, BK)
     store_rows(drank_scale + (row * H + h) * SLOTS, dw, i, left, r, H * SLOTS, SLOTS, BS)
     if DECAY or GATE:
         live = (i < left)[:, None] & (r < SLOTS)[None, :]
         at = at_w + i[:, None] * H * SLOTS + r[None, :]
-        w = tl.load(at, mask=live, other=0.0)
         at_u = u + head * T + n * C + i
         each = N.to(tl.int64) * T
-        tl.store(at_u, tl.sum(w * dw, 1), mask=i < left)
+        tl.store(at_u, tl.sum(W * dw, 1), mask=i < left)
         if GATE:
             more = live & (r + 1 < SLOTS)[None, :]
-            up = tl.where(more, tl.load(at + 1, mask=more, other=0.0) - w, 0.0)
+            up = tl.where(more, tl.load(at + 1, mask=more, other=0.0) - W, 0.0)
             fewer = live & (r > 0)[None, :]
-            down = tl.where(fewer, w - tl.load(at - 1, mask=fewer, other=0.0), 0.0)
+            down = tl.where(fewer, W - tl.load(at - 1, mask=fewer, other=0.0), 0.0)
             tl.store(at_u + each, tl.sum(up * dw, 1), mask=i < left)
             tl.store(at_u + 2 * each, tl.sum(down * dw, 1), mask=i < left)
 
@@ -533,6 +537,7 @@ def key_kernel(
     v,
     rank_scale,
     starts,
+    until,
     G,
     P,
     spans,
@@ -582,6 +587,8 @@ def key_kernel(
     if DECAY:
         at_P = P + head * (NT + 1)
         since = tl.load(G + head * T + j, mask=j < T, other=0.0)
+    opened = tl.load(until + (first + j) * H + h, mask=(i > 0) & (j < T), other=0)
+    latest = tl.max(opened)
     dks = tl.zeros([C, BK], dtype=ACC)
     dvs = tl.zeros([C, BV], dtype=ACC)
     column = tl.zeros([C], dtype=ACC)
@@ -605,43 +612,40 @@ def key_kernel(
             D = tl.where(D, weight(to[None, :] - since[:, None], ACC), 0.0)
         else:
             D = D.to(ACC)
-        A *= D
+        dA *= D
         F = A * dA
+        A *= D
+        st = _by_rank(starts + (row * H + h) * SLOTS, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
         at_w = rank_scale + (row * H + h) * SLOTS
-        at_st = starts + (row * H + h) * SLOTS
-        lowest = _corner(at_st, 0, m * C + C - 1, r, H, SLOTS)
-        highest = _corner(at_st, tl.minimum(left, C) - 1, m * C, r, H, SLOTS)
-        at = i * H * SLOTS + lowest
-        w = tl.load(at_w + at, mask=i < left, other=0.0)
-        M = tl.zeros([C, C], dtype=ACC) + w[None, :]
+        W = _by_rank(at_w, i[None, :], left, r[:, None], H, SLOTS)
         if GATE:
-            down = w - tl.load(at_w + at - 1, mask=(i < left) & (lowest > 0), other=0.0)
-            down = tl.where(lowest > 0, down, 0.0)
-            more = tl.load(at_w + at + 1, mask=(i < left) & (lowest + 1 < SLOTS), other=0.0)
-            up = tl.where(lowest + 1 < SLOTS, more - w, 0.0)
-            U = tl.zeros([C, C], dtype=ACC) + up[None, :]
-            W = tl.zeros([C, C], dtype=ACC) + down[None, :]
-        for rank in range(lowest + 1, highest + 1):
-            at = i * H * SLOTS + rank
-            begins = tl.load(at_st + at - 1, mask=i < left, other=0)
-            behind = j[:, None] < begins[None, :]
+            more = (i < left)[None, :] & (r + 1 < SLOTS)[:, None]
+            U = tl.load(at_w + i[None, :] * H * SLOTS + r[:, None] + 1, mask=more, other=0.0)
+            U = tl.where(more, U - W, 0.0)
+        rank = tl.sum((st > m * C).to(tl.int32), 0)  # of the tile's first token
+        if latest > n * C:  # slots that start within
+            open = (opened[:, None] > t[None, :]) & (j[:, None] <= t[None, :])
+            ranks = rank[None, :] - tl.cumsum(open.to(tl.int32), 0)
             if GATE:
-                down = up
-                w = more
-                more = tl.load(at_w + at + 1, mask=(i < left) & (rank + 1 < SLOTS), other=0.0)
-                up = tl.where(rank + 1 < SLOTS, more - w, 0.0)
-                U = tl.where(behind, up[None, :], U)
-                W = tl.where(behind, down[None, :], W)
-            else:
-                w = tl.load(at_w + at, mask=i < left, other=0.0)
-            M = tl.where(behind, w[None, :], M)
-        if DECAY:
-            column += tl.sum(F * M, 1)
-        if GATE:
-            column_up += tl.sum(F * U, 1)
-            column_down += tl.sum(F * W, 1)
-        dvs = tl.dot((A * M).to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
-        dks = tl.dot((dA * D * M).to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
+                column_up += tl.sum(F * tl.gather(U, ranks, 0), 1)
+                down = tl.gather(U, tl.maximum(ranks - 1, 0), 0)
+                column_down += tl.sum(F * tl.where(ranks > 0, down, 0.0), 1)
+            M = tl.gather(W, ranks, 0)
+            if DECAY:
+                column += tl.sum(F * M, 1)
+            A *= M
+            dA *= M
+        else:
+            w = _pick(W, r[:, None], rank, 0)
+            if GATE:
+                column_up += tl.sum(F * _pick(U, r[:, None], rank, 0)[None, :], 1)
+                column_down += tl.sum(F * _pick(U, r[:, None], rank - 1, 0)[None, :], 1)
+            if DECAY:
+                column += tl.sum(F * w[None, :], 1)
+            A *= w[None, :]
+            dA *= w[None, :]
+        dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
+        dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
     dks *= scale
     if TREE:
         keep = (kk < K)[:, None] & (vv < V)[None, :]
@@ -692,9 +696,7 @@ def key_kernel(
 
 
 @kernel
-def sum_kernel(
-    u, log_decay, boundary, dg, dgate, T, H, N, BLOCK: tl.constexpr, DECAY: tl.constexpr, GATE: tl.constexpr
-):
+def sum_kernel(u, log_decay, until, dg, dgate, T, H, N, BLOCK: tl.constexpr, DECAY: tl.constexpr, GATE: tl.constexpr):
     """Sums from each token to the end."""
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
@@ -723,7 +725,7 @@ def sum_kernel(
             total = tl.sum(x)
             down = behind_down + total - tl.cumsum(x) + x
             behind_down += total
-            opens = tl.load(boundary + to, mask=t < T, other=0) != 0
+            opens = tl.load(until + to, mask=t < T, other=0) != 0
             tl.store(dgate + to, tl.where(opens, down, up), mask=t < T)
 
 
@@ -733,15 +735,16 @@ class Plan(NamedTuple):
     C: int  # tokens in a tile
     dense: int  # tokens up to which all pairs are computed
     num_warps: int
+    pull_warps: int  # of `query` and `key`, which hold most
     num_stages: int
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if dtype == torch.bfloat16:
-        return Plan(64, 1024, 8 if max(K, V) > 64 else 4, 2)
+        return Plan(32, 1024, 2, 2, 2) if max(K, V) <= 16 else Plan(64, 1024, 8 if max(K, V) > 64 else 4, 8, 2)
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose tiles want more rows
-    return Plan(16, 1024, 8, 1) if exact else Plan(32, 1024, 4, 1)
+    return Plan(16, 1024, 8, 8, 1) if exact else Plan(32, 1024, 4, 4, 1)
 
 
 def forward(
@@ -750,12 +753,13 @@ def forward(
     v: Tensor,
     rank_scale: Tensor,
     starts: Tensor,
+    until: Tensor,
     log_decay: Tensor | None,
     scale: float,
     how: Plan | None = None,
 ) -> Tensor:
-    """o; rank_scale and log_decay in the accumulator's dtype or narrower, starts int32."""
-    call = _Call(q, k, v, rank_scale, starts, log_decay, scale, how)
+    """o; rank_scale and log_decay in the accumulator's dtype or narrower, starts and until of the schedule."""
+    call = _Call(q, k, v, rank_scale, starts, until, log_decay, scale, how)
     tree = call.tree(False) if call.long else None
     o = torch.empty_like(call.v)
     call.launch(output_kernel, call.tiles, tree=tree, o=o)
@@ -768,15 +772,16 @@ def backward(
     v: Tensor,
     rank_scale: Tensor,
     starts: Tensor,
+    until: Tensor,
     log_decay: Tensor | None,
-    boundary: Tensor | None,
+    gated: bool,
     do: Tensor,
     scale: float,
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v, rank_scale, log_decay and, if there are boundaries, of their gate."""
-    call = _Call(q, k, v, rank_scale, starts, log_decay, scale, how)
-    do, gated, decays = do.to(v.dtype).contiguous(), boundary is not None, log_decay is not None
+    """Gradients of q, k, v, rank_scale, log_decay and, where there is one, of the boundaries' gate."""
+    call = _Call(q, k, v, rank_scale, starts, until, log_decay, scale, how)
+    do, decays = do.to(v.dtype).contiguous(), log_decay is not None
     wanted = {"GATE": gated, "TWICE": (gated or decays) and v.dtype == torch.bfloat16}
     alone = call.R == 1  # else the heads that share a key are added
     dq, dk = (call.new(call.B, call.T, call.H, call.K, dtype=q.dtype if alone else call.acc) for _ in range(2))
@@ -789,14 +794,14 @@ def backward(
         call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
         dtree = call.new(3 if gated else 1, *tree.shape)
         call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
-    call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **wanted)
-    call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **wanted)
+    pull = wanted | {"num_warps": call.pull_warps}
+    call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **pull)
+    call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
     dg = None if log_decay is None else torch.empty_like(call.log_decay)
     dgate = call.new(call.B, call.T, call.H) if gated else None
     if u is not None:
-        opened = None if boundary is None else boundary.contiguous()
         size = {"BLOCK": min(1024, triton.next_power_of_2(call.T)), "num_warps": 4}
-        call.launch(sum_kernel, call.N, u=u, boundary=opened, dg=dg, dgate=dgate, **size, **wanted)
+        call.launch(sum_kernel, call.N, u=u, dg=dg, dgate=dgate, **size, **wanted)
     if not alone:
         dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))
     return dq, dk, dv, dweights, dg, dgate
@@ -812,6 +817,7 @@ class _Call:
         v: Tensor,
         rank_scale: Tensor,
         starts: Tensor,
+        until: Tensor,
         log_decay: Tensor | None,
         scale: float,
         how: Plan | None,
@@ -823,6 +829,7 @@ class _Call:
         self.acc = torch.float64 if acc == tl.float64 else torch.float32
         self.rank_scale = rank_scale.to(self.acc).contiguous()
         self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
+        self.pull_warps = how.pull_warps
         self.N, self.R, self.NT = self.B * self.H, self.H // G, triton.cdiv(self.T, how.C)
         self.tiles = self.N * self.NT
         self.long = self.NT > 1 and how.dense < self.T
@@ -837,6 +844,7 @@ class _Call:
             "v": self.v,
             "rank_scale": self.rank_scale,
             "starts": starts.contiguous(),
+            "until": until.contiguous(),
             "log_decay": self.log_decay,
             "G": G_,
             "P": P,
@@ -850,10 +858,10 @@ class _Call:
             "HEIGHTS": self.heights,
             "K": self.K,
             "V": self.V,
-            "BK": max(16, triton.next_power_of_2(self.K)),
-            "BV": max(16, triton.next_power_of_2(self.V)),
+            "BK": tile(self.K),
+            "BV": tile(self.V),
             "SLOTS": SLOTS,
-            "BS": triton.next_power_of_2(SLOTS),
+            "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,
             "DECAY": log_decay is not None,
             "TREE": self.long,

@@ -351,7 +351,10 @@ class Slots(nn.Module):
 
     def _rank_scale(self, raw: Tensor, match: Tensor | None) -> Tensor:
         """[..., H, R]; `match` [..., H, R] is q . mean key."""
-        raw = torch.unflatten(wide(raw[..., : self.heads * self.capacity]), -1, (self.heads, self.capacity)) + self.bias
+        if self.score_proj:
+            raw = raw[..., : self.heads * self.capacity]
+        # The sum is as wide as the bias: raw itself, the largest tensor of a layer, is not copied.
+        raw = torch.unflatten(raw, -1, (self.heads, self.capacity)) + wide(self.bias)
         if match is not None and self.kappa is not None:
             raw = raw + self.kappa.unsqueeze(-1) * match
         return softplus(raw)

@@ -92,7 +92,8 @@ def _source(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tupl
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and value == 1):
             signature[parameter.name] = "constexpr"
             constants[(index,)] = value
             continue
@@ -100,7 +101,7 @@ def _source(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tupl
             signature[parameter.name] = TYPES[value.dtype]
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes), settings
 
@@ -138,6 +139,8 @@ def operator(
 ) -> Callable[[], Any]:
     """Forward and backward of mixassay.kernels.`name` for K = V = `width`: with log decays, with initial and final
     states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
+    if name == "dla.schedule":
+        return schedule(width)
     module = import_module(f"mixassay.kernels.{name}.triton")
     if name == "linear_cross_entropy":
         return head(module, width)
@@ -151,7 +154,7 @@ def operator(
     given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
     if name == "dla":
         given |= {"rank_scale": tensor(30, dtype=torch.float32), "starts": tensor(30, dtype=torch.int32)}
-        given["boundary"] = tensor(dtype=torch.bool)
+        given |= {"until": tensor(dtype=torch.int32), "gated": True}
     if name == "hla":  # the one with most terms
         given |= {"inner": given["log_decay"], "outer": tensor(dtype=torch.float32) if decay else None}
         given |= {"initial": module.States(S, S, S), "dfinal": module.States(S, S, S)}
@@ -180,6 +183,14 @@ def head(module: Any, width: int) -> Callable[[], Any]:
         module.words(h.half(), weight, labels, lse, lse, -100)
 
     return call
+
+
+def schedule(width: int) -> Callable[[], Any]:
+    """Of keys half as wide as the values, as Gated DeltaNet has them, with a decay."""
+    module = import_module("mixassay.kernels.dla.schedule_triton")
+    tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(2, 256, 2, *shape, dtype=dtype, device="meta")  # noqa: E731
+    k, v, g = tensor(width // 2), tensor(width), tensor(dtype=torch.float32)
+    return lambda: module.schedule(k, v, g[:, 0], None, g, 30, "memory", "density")
 
 
 def options(name: str) -> None:

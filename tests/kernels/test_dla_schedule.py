@@ -41,10 +41,19 @@ def fast(
     return score[0, :, 0], slots(boundary, S, rule=rule, score=score, k=k, v=v)
 
 
+def agree_until(found: Schedule) -> None:
+    """Where a slot starts after each token, by the rows of starts."""
+    T, (until, starts) = found.starts.shape[1], (found.until[0, :, 0], found.starts[0, :, 0])
+    token = torch.arange(T)
+    opens = (token <= token[:, None]) & (until > token[:, None])
+    assert torch.equal(opens, (starts.unsqueeze(-1) == token).any(1) & (token <= token[:, None]))
+
+
 def agree(found: Schedule, traced: Any) -> None:
     assert found.boundary[0, :, 0].tolist() == traced.boundary
     assert found.shift[0, :, 0].tolist() == traced.shift
     assert found.starts[0, :, 0].tolist() == traced.starts
+    agree_until(found)
     dense = ranks(found)[0, 0]
     assert [row[: t + 1].tolist() for t, row in enumerate(dense)] == traced.ranks
     assert (dense[torch.ones_like(dense).triu(1).bool()] == -1).all()

@@ -79,11 +79,11 @@ def truth(x: dict[str, Any], found: Schedule, do: Tensor) -> dict[str, Tensor]:
 
 def kernels(x: dict[str, Any], found: Schedule, do: Tensor, tree: bool) -> dict[str, Tensor]:
     how = triton.plan(x["q"].dtype, 64, 64)._replace(C=16, dense=0 if tree else 1000)
-    tensors = (x["q"], x["k"], x["v"], x["rank_scale"], found.starts, x["log_decay"])
+    tensors = (x["q"], x["k"], x["v"], x["rank_scale"], found.starts, found.until, x["log_decay"])
     torch.use_deterministic_algorithms(True)  # fresh memory is full of NaN, so that what nobody writes is seen
     try:
         o = triton.forward(*tensors, 0.3, how)
-        grads = triton.backward(*tensors, None if x["gate"] is None else found.boundary, do, 0.3, how)
+        grads = triton.backward(*tensors, x["gate"] is not None, do, 0.3, how)
     finally:
         torch.use_deterministic_algorithms(False)
     named = zip(("q", "k", "v", "rank_scale", "log_decay", "gate"), grads, strict=True)
@@ -131,7 +131,7 @@ def test_they_are_a_torch_operator() -> None:
     x, found = given(Case(3, 2, tree=False, heads=(1, 1)))
     names = ("q", "k", "v", "rank_scale", "log_decay", "gate")
     q, k, v, weights, g, p = (x[n].requires_grad_() for n in names)
-    torch.library.opcheck(registered.forward, (q, k, v, weights, found.starts, g, p, found.boundary, 0.3))
+    torch.library.opcheck(registered.forward, (q, k, v, weights, found.starts, found.until, g, p, 0.3))
 
 
 def test_models_fold_and_learn_through_the_public_call() -> None:

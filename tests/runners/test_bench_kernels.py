@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from mixassay.errors import UserError
+from mixassay.kernels.dla.boundaries import boundaries
 from mixassay.runners import bench_kernels, bench_records, floors, peers, timing
 from mixassay.runners.bench_kernels import PASSES, Setting
-from mixassay.runners.operators import ARGUMENTS, Call, Inputs, Shape, draw, gate_bytes, operator
+from mixassay.runners.operators import ARGUMENTS, THRESHOLD, Call, Inputs, Shape, cut, draw, gate_bytes, operator
 from mixassay.runners.peers import Implementation
 
 TINY: dict[str, Any] = {"lengths": (16,), "heads": {8: 2}, "tokens": 32, "checked": 13, "budget": 1e-4}
@@ -216,8 +217,16 @@ def test_inputs_are_as_in_the_models(op: str) -> None:
     if "log_decay" in inputs:
         assert (inputs["log_decay"] < 0).all()
         assert inputs["log_decay"].dtype == torch.float32
-    levels = 6 if "level_scale" in inputs else 0  # 20 tokens
+    levels = 6 if "level_scale" in inputs else 30 if "rank_scale" in inputs else 0  # 20 tokens
     assert gate_bytes(inputs) == 4 * (levels + ("beta" in inputs) + ("log_decay" in inputs))
+
+
+def test_dynamic_linear_attention_reads_the_slots_of_its_regimes_and_no_score_is_a_close_call() -> None:
+    inputs, _ = draw("dla", Shape(1, 500, 2, 64), torch.float32, CPU, seed=0)
+    found = cut(inputs, "torch")
+    assert set(found.boundary[0].nonzero()[:, 0].tolist()) == {0, 128, 256, 384}
+    score, _ = boundaries(inputs["k"], inputs["v"], THRESHOLD, inputs["log_decay"])
+    assert (score[:, 1:] - THRESHOLD).abs().min() > 0.05
 
 
 def test_peers_that_are_not_here_say_why() -> None:
