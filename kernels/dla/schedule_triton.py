@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import load_rows, operands
+from mixassay.kernels.common.triton import load_rows, operands, tile
 from mixassay.kernels.dla import slots
 
 # Compiled once, whatever the sizes.
@@ -74,13 +74,13 @@ def walk_kernel(
     x, y = _token(at_k, at_v, kk, vv, K, V, ACC)
     for t in range(T):
         s = x * y
+        own = tl.sum(x * x) * tl.sum(y * y)
         inner = tl.sum(C * s)
         memory = tl.sum(C * C)
         # The next token's, while this one's sums are on their way.
         at_k += tl.where(t + 1 < T, keys, 0)
         at_v += tl.where(t + 1 < T, H * V, 0)
         x, y = _token(at_k, at_v, kk, vv, K, V, ACC)
-        own = tl.sum(s * s)
         far = _distance(inner, own, memory, READING == "memory_raw")
         far = tl.where(t == 0, tau, far).to(ACC)
         found = far >= tau
@@ -543,7 +543,7 @@ def scores(
     dot, acc, _ = operands(dtype)
     score = v.new_empty((B, T, H), dtype=torch.float64 if acc == tl.float64 else torch.float32)
     boundary = torch.empty_like(score, dtype=torch.bool)
-    size, warps = sizes(k, v)
+    size, warps = sizes(k, v, 4096)  # one warp for most: sums over several wait for each other at every token
     given: dict[str, Any] = {"k": k.contiguous(), "v": v.contiguous(), "threshold": threshold.contiguous()}
     given |= {"log_decay": None if log_decay is None else log_decay.contiguous(), "DECAY": log_decay is not None}
     given |= {"FLOOR": -708.0 if acc == tl.float64 else -87.0, "ACC": acc, "T": T, "H": H} | size
@@ -552,7 +552,7 @@ def scores(
         return score, boundary
     N, NT, C = B * H, triton.cdiv(T, chunk_size), chunk_size
     given |= {"NT": NT, "N": N, "C": C, "RAW": reading == "memory_raw", "DOT": dot}
-    given |= {"BK": max(16, size["BK"]), "BV": max(16, size["BV"])}
+    given |= {"BK": tile(size["K"]), "BV": tile(size["V"])}
     given |= {"EXACT": "ieee" if acc == tl.float64 else "tf32x3"}
     given["num_warps"] = 8 if max(size["BK"], size["BV"]) > 64 else 4
     table, sums = score.new_empty((N, NT, C, C)), score.new_empty((3, N, NT, C))
@@ -578,7 +578,7 @@ def fill(
         assert k is not None
         assert v is not None
         states = v.new_empty((B, H, capacity, k.shape[-1], v.shape[-1]), dtype=torch.float64)
-        state, warps = sizes(k, v)
+        state, warps = sizes(k, v, 1024)
         ward_kernel[(B * H,)](
             boundary, k.contiguous(), v.contiguous(), states, opened, shift, starts, **size, **state, num_warps=warps
         )
@@ -589,8 +589,8 @@ def fill(
     return opened, shift, starts
 
 
-def sizes(k: Tensor, v: Tensor) -> tuple[dict[str, int], int]:
-    """Of a state and its blocks, and the warps that hold one."""
+def sizes(k: Tensor, v: Tensor, share: int) -> tuple[dict[str, int], int]:
+    """Of a state and its blocks, and the warps that hold one, each so many of its numbers."""
     K, V = k.shape[-1], v.shape[-1]
     BK, BV = triton.next_power_of_2(K), triton.next_power_of_2(V)
-    return {"R": v.shape[2] // k.shape[2], "K": K, "V": V, "BK": BK, "BV": BV}, min(8, max(1, BK * BV // 1024))
+    return {"R": v.shape[2] // k.shape[2], "K": K, "V": V, "BK": BK, "BV": BV}, min(8, max(1, BK * BV // share))

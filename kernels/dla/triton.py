@@ -75,7 +75,7 @@ def _by_rank(at, i, left, r, H, SLOTS: tl.constexpr):
 
 @triton.jit
 def _pick(x, r, rank, AXIS: tl.constexpr):
-    """Each token's value at its `rank`, 0 where that is none."""
+    """Each token's value at its `rank`."""
     return tl.sum(tl.where(r == tl.expand_dims(rank, AXIS), x, 0.0), AXIS)
 
 
@@ -85,8 +85,8 @@ def _seen(st, W, r, j, SLOTS: tl.constexpr):
     the weights next to it."""
     rank = tl.sum((st > j).to(tl.int32), 1)
     w = _pick(W, r, rank, 1)
-    up = tl.where(rank + 1 < SLOTS, _pick(W, r, rank + 1, 1) - w, 0.0)
-    return rank, w, up, tl.where(rank > 0, w - _pick(W, r, rank - 1, 1), 0.0)
+    up = _pick(W, r, tl.minimum(rank + 1, SLOTS - 1), 1) - w
+    return rank, w, up, w - _pick(W, r, tl.maximum(rank - 1, 0), 1)
 
 
 @kernel
@@ -616,21 +616,15 @@ def key_kernel(
         F = A * dA
         A *= D
         st = _by_rank(starts + (row * H + h) * SLOTS, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
-        at_w = rank_scale + (row * H + h) * SLOTS
-        W = _by_rank(at_w, i[None, :], left, r[:, None], H, SLOTS)
-        if GATE:
-            more = (i < left)[None, :] & (r + 1 < SLOTS)[:, None]
-            U = tl.load(at_w + i[None, :] * H * SLOTS + r[:, None] + 1, mask=more, other=0.0)
-            U = tl.where(more, U - W, 0.0)
+        W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[None, :], left, r[:, None], H, SLOTS)
         rank = tl.sum((st > m * C).to(tl.int32), 0)  # of the tile's first token
         if latest > n * C:  # slots that start within
             open = (opened[:, None] > t[None, :]) & (j[:, None] <= t[None, :])
             ranks = rank[None, :] - tl.cumsum(open.to(tl.int32), 0)
-            if GATE:
-                column_up += tl.sum(F * tl.gather(U, ranks, 0), 1)
-                down = tl.gather(U, tl.maximum(ranks - 1, 0), 0)
-                column_down += tl.sum(F * tl.where(ranks > 0, down, 0.0), 1)
             M = tl.gather(W, ranks, 0)
+            if GATE:
+                column_up += tl.sum(F * (tl.gather(W, tl.minimum(ranks + 1, SLOTS - 1), 0) - M), 1)
+                column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(ranks - 1, 0), 0)), 1)
             if DECAY:
                 column += tl.sum(F * M, 1)
             A *= M
@@ -638,8 +632,10 @@ def key_kernel(
         else:
             w = _pick(W, r[:, None], rank, 0)
             if GATE:
-                column_up += tl.sum(F * _pick(U, r[:, None], rank, 0)[None, :], 1)
-                column_down += tl.sum(F * _pick(U, r[:, None], rank - 1, 0)[None, :], 1)
+                up = _pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
+                column_up += tl.sum(F * up[None, :], 1)
+                down = w - _pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
+                column_down += tl.sum(F * down[None, :], 1)
             if DECAY:
                 column += tl.sum(F * w[None, :], 1)
             A *= w[None, :]
