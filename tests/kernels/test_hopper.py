@@ -60,7 +60,7 @@ TABLES = {
         "span_kernel": Limit(products=None),
         "node_kernel": Limit(40),
         "query_kernel": Limit(104),
-        "key_kernel": Limit(16),
+        "key_kernel": Limit(56),
         "sum_kernel": Limit(products=None),
     },
     ("dla.schedule", 64): {"walk_kernel": Limit(products=None), "slots_kernel": Limit(products=None)},
