@@ -138,6 +138,9 @@ def counted(verdicts: Iterable[Verdict]) -> str:
 
 
 def of_benches(changes: Sequence[BenchChange], names: tuple[str, str], *, everything: bool = False) -> Grid:
+    """What all of them are about, but for the names that one looks for, is said once, below."""
+    said = [set(change.about[:-1]) for change in changes]
+    common = {text for text in set.intersection(*said) if text.split("=")[0] not in ("op", "mixer", "T", "pairs")}
     rows = []
     for change in changes:
         if everything or change.verdict not in ("equivalent", "new"):
@@ -145,12 +148,13 @@ def of_benches(changes: Sequence[BenchChange], names: tuple[str, str], *, everyt
             if (ratios := change.ratios) is not None:
                 b, h = (ratio.middle for ratio in ratios)
                 numbers = [f"{b:.3g}", f"{h:.3g}", f"{100 * (h / b - 1):+.0f} %"]
-            place = [" ".join(change.about[:-1]), change.about[-1]]
+            place = [" ".join(text for text in change.about[:-1] if text not in common), change.about[-1]]
             verdict = Cell(change.verdict, small=(change.note,) if change.note else ())
             rows.append((*map(Cell, place), verdict, *map(Cell, [change.reference or "–", *numbers])))
     heads = (("of",), ("pass",), ("verdict",), ("over",), ("base",), ("head",), ("change",))
     caption = (
         counted(change.verdict for change in changes),
+        *([f"All: {' '.join(text for text in changes[0].about if text in common)}."] if common else []),
         "Our time over that of another, timed in turns with it in one process; times of two runs are not compared.",
         f"A change: {MARGIN:.0%} or more against everything timed beside it, and the middle 60 % of repeats apart.",
     )

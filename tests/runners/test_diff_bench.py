@@ -92,3 +92,21 @@ def test_sides_and_records_without_peers() -> None:
     assert one(run(1.0), []).verdict == "missing"
     assert one([], run(1.0)).verdict == "new"
     assert diff_bench.compare([{"bench": "decode", "mixer": "gla", "env": ENV}], []) == []
+
+
+def test_a_training_step_is_compared_by_its_plain_loop() -> None:
+    def step(ms: float, loop: float) -> list[dict[str, Any]]:
+        def times(ms: float) -> dict[str, Any]:
+            return {"status": "ok", "ms": ms, "ms_p20": 0.99 * ms, "ms_p80": 1.01 * ms}
+
+        about = {"bench": "train", "mixer": "mamba2", "d_model": 64, "pairs": 4, "T": 256, "B": 256}
+        rest = {"time": "2026-01-01", "env": ENV}
+        ours = {**about, "implementation": "mixassay", "ours": True, "stack 5": times(2 * ms), "stack 20": times(ms)}
+        return [ours | rest, {**about, "implementation": "plain loop", "ours": False, "step": times(loop)} | rest]
+
+    slower = diff_bench.compare(step(1.0, 12.0), step(1.5, 12.0))
+    assert [(change.about[-1], change.verdict) for change in slower] == [
+        ("stack 5", "regressed"),
+        ("stack 20", "regressed"),
+    ]
+    assert {change.verdict for change in diff_bench.compare(step(1.0, 12.0), step(1.5, 18.0))} == {"equivalent"}
