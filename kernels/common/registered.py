@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 
 from mixassay.kernels import interpreted
 from mixassay.kernels.common.precision import autocasts
@@ -49,6 +51,24 @@ def present(x: Tensor | None) -> Tensor | None:
     return x if x is not None and x.numel() else None
 
 
+def vmap_joins(*operators: CustomOpDef, packed: int | None = None) -> None:
+    """Under vmap one launch serves all members: the mapped axis joins the first one of each tensor.
+
+    `packed` is the place of cu_seqlens among the arguments: where they are given, each member is a call of its own.
+    """
+
+    def rule(op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        if packed is not None and args[packed] is not None:
+            return looped(op, info, in_dims, args)
+        results = op(*folded(info, in_dims, args))
+        if isinstance(results, Tensor):
+            return _unfold(results, info.batch_size), 0
+        return unfolded(info, results)
+
+    for op in operators:
+        op.register_vmap(partial(rule, op))
+
+
 def folded(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
     """Arguments with the mapped axis folded into their first one. Tensors without elements stay as they are."""
     return [
@@ -62,8 +82,11 @@ def _fold(x: Tensor, dim: int | None, M: int) -> Tensor:
 
 
 def unfolded(info: Any, results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    M = info.batch_size
-    return tuple(x.view(M, x.shape[0] // M, *x.shape[1:]) for x in results), (0,) * len(results)
+    return tuple(_unfold(x, info.batch_size) for x in results), (0,) * len(results)
+
+
+def _unfold(x: Tensor, M: int) -> Tensor:
+    return x.view(M, x.shape[0] // M, *x.shape[1:])
 
 
 def looped(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, nothing, on_device, operand_dtype, present, unfolded
+from mixassay.kernels.common.registered import nothing, on_device, operand_dtype, present, vmap_joins
 from mixassay.kernels.dla import triton
 from mixassay.kernels.dla.slots import Schedule
 
@@ -105,12 +105,4 @@ def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    results, dims = unfolded(info, (forward(*folded(info, in_dims, args)),))
-    return results[0], dims[0]
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, backward(*folded(info, in_dims, args)))
+vmap_joins(forward, backward)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, nothing, on_device, present, unfolded
+from mixassay.kernels.common.registered import nothing, on_device, present, vmap_joins
 from mixassay.kernels.embedding import triton
 
 
@@ -106,11 +106,4 @@ def _gradients(ctx: Any, dx: Tensor | None, dh: Tensor | None) -> tuple[Tensor |
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, forward(*folded(info, in_dims, args)))
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, backward(*folded(info, in_dims, args)))
+vmap_joins(forward, backward)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, looped, nothing, on_device, operand_dtype, present, unfolded
+from mixassay.kernels.common.registered import nothing, on_device, operand_dtype, present, vmap_joins
 from mixassay.kernels.common.triton import segment_length
 from mixassay.kernels.gated_delta_rule import triton
 
@@ -132,15 +132,4 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Tensor | 
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    if args[6] is not None:
-        return looped(forward, info, in_dims, args)
-    return unfolded(info, forward(*folded(info, in_dims, args)))
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    if args[6] is not None:
-        return looped(backward, info, in_dims, args)
-    return unfolded(info, backward(*folded(info, in_dims, args)))
+vmap_joins(forward, backward, packed=6)

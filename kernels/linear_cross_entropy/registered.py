@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mixassay.kernels.common.precision import autocasts
-from mixassay.kernels.common.registered import folded, on_device, unfolded
+from mixassay.kernels.common.registered import on_device, vmap_joins
 from mixassay.kernels.linear_cross_entropy import triton
 
 
@@ -102,17 +102,4 @@ def _gradients(ctx: Any, dloss: Tensor, *_: Tensor | None) -> tuple[Tensor | Non
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, forward(*folded(info, in_dims, args)))
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    (dweight,), (dim,) = unfolded(info, (backward(*folded(info, in_dims, args)),))
-    return dweight, dim
-
-
-@score.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, score(*folded(info, in_dims, args)))
+vmap_joins(forward, backward, score)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, nothing, on_device, present, unfolded
+from mixassay.kernels.common.registered import nothing, on_device, present, vmap_joins
 from mixassay.kernels.norm import triton
 
 
@@ -108,12 +108,4 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    (y,), (dim,) = unfolded(info, (forward(*folded(info, in_dims, args)),))
-    return y, dim
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, backward(*folded(info, in_dims, args)))
+vmap_joins(forward, backward)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, on_device, unfolded
+from mixassay.kernels.common.registered import on_device, vmap_joins
 from mixassay.kernels.recurrent_step import triton
 
 
@@ -40,6 +40,4 @@ def _(
     return v.new_empty(v.shape), slots.new_empty(slots.shape)
 
 
-@step.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, step(*folded(info, in_dims, args)))
+vmap_joins(step)

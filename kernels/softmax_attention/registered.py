@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, on_device, operand_dtype, unfolded
+from mixassay.kernels.common.registered import on_device, operand_dtype, vmap_joins
 from mixassay.kernels.softmax_attention import triton
 
 
@@ -52,12 +52,4 @@ def _gradients(ctx: Any, do: Tensor | None, _: None) -> tuple[Tensor | None, Non
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, forward(*folded(info, in_dims, args)))
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    (dqkv,), (dim,) = unfolded(info, (backward(*folded(info, in_dims, args)),))
-    return dqkv, dim
+vmap_joins(forward, backward)

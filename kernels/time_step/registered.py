@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.registered import folded, on_device, unfolded
+from mixassay.kernels.common.registered import on_device, vmap_joins
 from mixassay.kernels.time_step import triton
 
 
@@ -52,11 +52,4 @@ def _gradients(ctx: Any, dv: Tensor, dg: Tensor) -> tuple[Tensor | None, ...]:
 forward.register_autograd(_gradients, setup_context=_remember)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, forward(*folded(info, in_dims, args)))
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, backward(*folded(info, in_dims, args)))
+vmap_joins(forward, backward)
