@@ -9,10 +9,7 @@ j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K
     dlog_decay_i = sum of u_t over t >= i,   u = row sums less column sums of F . M
     dgate_i = the same of F . up (no boundary at i) or F . down (one at i): straight_through.py
 
-Short sequences: all pairs of tiles, each with its mask. The rank of j at t is the number of slots that start behind j
-and up to t: in t's row of starts those behind the first token of the tile of j, less those up to j, a running sum over
-the tile's tokens whose `until` is above t. A tile without any has one weight a row. drank_scale comes from running sums
-of F: what lies up to the start of a slot, less what lies up to that of the next older one.
+Short sequences: all pairs of tiles, each with its mask and its part of drank_scale (`weights_triton.py`).
 
 Long ones: slots only ever meet, so tiles that lie in one slot once do so for good, and are read as one state. A binary
 tree has the states of 2^h tiles side by side; tile n reads, from its own start back, the largest node that ends there
@@ -44,6 +41,15 @@ from mixassay.kernels.common.triton import (
     tile,
     weight,
 )
+from mixassay.kernels.dla.weights_triton import (
+    by_rank,
+    by_slot,
+    inner_starts,
+    ranks,
+    seen,
+    up_to_starts,
+    weighed,
+)
 
 # Compiled once, whatever the sizes.
 kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT"])
@@ -68,25 +74,22 @@ def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, P
 
 
 @triton.jit
-def _by_rank(at, i, left, r, H, SLOTS: tl.constexpr):
-    """A tile's rows of a table [T, H, SLOTS], zeros elsewhere: [i, r]."""
-    return tl.load(at + i * H * SLOTS + r, mask=(i < left) & (r < SLOTS), other=0)
+def _load(x, row, h, i, left, H, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A head's rows of [tokens, H, WIDTH] from `row` on, zeros past the end: [i, BLOCK]."""
+    return load_rows(x + (row * H + h) * WIDTH, i, left, tl.arange(0, BLOCK), H * WIDTH, WIDTH, BLOCK)
 
 
 @triton.jit
-def _pick(x, r, rank, AXIS: tl.constexpr):
-    """Each token's value at its `rank`."""
-    return tl.sum(tl.where(r == tl.expand_dims(rank, AXIS), x, 0.0), AXIS)
+def _store(x, rows, row, h, i, left, H, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    store_rows(x + (row * H + h) * WIDTH, rows, i, left, tl.arange(0, BLOCK), H * WIDTH, WIDTH, BLOCK)
 
 
 @triton.jit
-def _seen(st, W, r, j, SLOTS: tl.constexpr):
-    """For token j as the tokens with starts `st` and weights W see it: its rank, the rank's weight, and the steps to
-    the weights next to it."""
-    rank = tl.sum((st > j).to(tl.int32), 1)
-    w = _pick(W, r, rank, 1)
-    up = _pick(W, r, tl.minimum(rank + 1, SLOTS - 1), 1) - w
-    return rank, w, up, w - _pick(W, r, tl.maximum(rank - 1, 0), 1)
+def _state(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Where the numbers of a state [K, V] lie, and which of a block's there are."""
+    kk = tl.arange(0, BK)[:, None]
+    vv = tl.arange(0, BV)[None, :]
+    return kk * V + vv, (kk < K) & (vv < V)
 
 
 @kernel
@@ -128,19 +131,16 @@ def leaf_kernel(
     row = b * T + n * C
     left = T - n * C
     i = tl.arange(0, C)
-    kk = tl.arange(0, BK)
-    vv = tl.arange(0, BV)
-    keys = (H // R) * K
-    ks = load_rows(k + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
-    vs = load_rows(v + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC)
+    ks = _load(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = _load(v, row, h, i, left, H, V, BV).to(ACC)
     if DECAY:
         at_P = P + head * (NT + 1) + n
         total = tl.load(at_P + 1) - tl.load(at_P)
         Gs = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
         vs *= weight(total.to(Gs.dtype) - Gs, ACC)[:, None]
     S = _dot(tl.trans(ks), vs, tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
-    at = tree + (head * NODES + n) * K * V + kk[:, None] * V + vv[None, :]
-    tl.store(at, S, mask=(kk < K)[:, None] & (vv < V)[None, :])
+    at, keep = _state(K, V, BK, BV)
+    tl.store(tree + (head * NODES + n) * K * V + at, S, mask=keep)
 
 
 @kernel
@@ -214,17 +214,10 @@ def output_kernel(
     left = T - n * C
     i = tl.arange(0, C)
     t = n * C + i
-    kk = tl.arange(0, BK)
-    vv = tl.arange(0, BV)
     r = tl.arange(0, BS)
-    keys = (H // R) * K
-    at_k = k + first * keys + (h // R) * K
-    at_v = v + (first * H + h) * V
-    at_until = until + first * H + h
-    st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
-    W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
-    at_first = starts + (row * H + h) * SLOTS + r
-    qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
+    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+    W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
+    qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     if DECAY:
         at_G = G + head * T
         at_P = P + head * (NT + 1)
@@ -234,13 +227,13 @@ def output_kernel(
     while p > 0:
         height = tl.full([], -1, dtype=tl.int32)
         if TREE:
-            begin = tl.load(at_first, mask=r < SLOTS, other=0)
+            begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
             begin = tl.max(tl.where(begin < p * C, begin, 0))
             height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
             if height >= 0:
-                _, w, _, _ = _seen(st, W, r[None, :], p * C - 1, SLOTS)
-                at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
-                S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
+                _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+                at, keep = _state(K, V, BK, BV)
+                S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
                 if DECAY:
                     w *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)
                 out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
@@ -248,23 +241,18 @@ def output_kernel(
         if height < 0:
             p -= 1
             j = p * C + i
-            before = (p * C).to(tl.int64)
-            ks = load_rows(at_k + before * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
+            ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
                 since -= tl.load(at_G + j, mask=j < T, other=0.0)
                 A *= weight(to[:, None] + since[None, :], ACC)
             A = tl.where(t[:, None] >= j[None, :], A, 0.0)
-            opened = tl.load(at_until + j * H, mask=(i > 0) & (j < T), other=0)
-            rank, w, _, _ = _seen(st, W, r[None, :], p * C, SLOTS)  # of the tile's first token
-            AM = A * w[:, None]  # not M alone: so it lies as A does
-            if tl.max(opened) > n * C:  # slots that start within
-                open = (opened[None, :] > t[:, None]) & (j[None, :] <= t[:, None])
-                AM = A * tl.gather(W, rank[:, None] - tl.cumsum(open.to(tl.int32), 1), 1)
-            vs = load_rows(at_v + before * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
+            AM = weighed(A, st, W, opened, n * C, p * C, C, BS, SLOTS)
+            vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
-    store_rows(o + (row * H + h) * V, out * scale, i, left, vv, H * V, V, BV)
+    _store(o, out * scale, row, h, i, left, H, V, BV)
 
 
 @kernel
@@ -367,10 +355,7 @@ def node_kernel(
     start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
     if start < stop:
         i = tl.arange(0, C)
-        kk = tl.arange(0, BK)
-        vv = tl.arange(0, BV)
         r = tl.arange(0, BS)
-        keys = (H // R) * K
         end = number + 1 << height
         dS = tl.zeros([BK, BV], dtype=ACC)
         if GATE:
@@ -379,11 +364,11 @@ def node_kernel(
         for n in range(start, stop):
             row = b * T + n * C
             left = T - n * C
-            st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
-            W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
-            qs = tl.trans(load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT))
-            dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC) * scale
-            _, w, up, down = _seen(st, W, r[None, :], end * C - 1, SLOTS)
+            st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+            W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
+            qs = tl.trans(_load(q, row, h // R, i, left, H // R, K, BK).to(DOT))
+            dos = _load(do, row, h, i, left, H, V, BV).to(ACC) * scale
+            _, w, up, down = seen(st, W, r[None, :], end * C - 1, 1, SLOTS)
             if DECAY:
                 to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
                 since = tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + end)
@@ -392,8 +377,8 @@ def node_kernel(
             if GATE:
                 dS_up = _dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
                 dS_down = _dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
-        at = dtree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
-        keep = (kk < K)[:, None] & (vv < V)[None, :]
+        at, keep = _state(K, V, BK, BV)
+        at += dtree + (head * NODES + node) * K * V
         tl.store(at, dS, mask=keep)
         if GATE:
             each = N.to(tl.int64) * NODES * K * V
@@ -445,19 +430,11 @@ def query_kernel(
     left = T - n * C
     i = tl.arange(0, C)
     t = n * C + i
-    kk = tl.arange(0, BK)
-    vv = tl.arange(0, BV)
     r = tl.arange(0, BS)
-    keys = (H // R) * K
-    at_k = k + first * keys + (h // R) * K
-    at_v = v + (first * H + h) * V
-    at_until = until + first * H + h
-    at_w = rank_scale + (row * H + h) * SLOTS
-    st = _by_rank(starts + (row * H + h) * SLOTS, i[:, None], left, r[None, :], H, SLOTS)
-    W = _by_rank(at_w, i[:, None], left, r[None, :], H, SLOTS)
-    at_first = starts + (row * H + h) * SLOTS + r
-    qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
-    dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
+    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+    W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
+    qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    dos = _load(do, row, h, i, left, H, V, BV).to(DOT)
     if DECAY:
         at_G = G + head * T
         at_P = P + head * (NT + 1)
@@ -469,13 +446,13 @@ def query_kernel(
     while p > 0:
         height = tl.full([], -1, dtype=tl.int32)
         if TREE:
-            begin = tl.load(at_first, mask=r < SLOTS, other=0)
+            begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
             begin = tl.max(tl.where(begin < p * C, begin, 0))
             height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
             if height >= 0:
-                _, w, _, _ = _seen(st, W, r[None, :], p * C - 1, SLOTS)
-                at = tree + (head * NODES + node) * K * V + kk[:, None] * V + vv[None, :]
-                S = tl.load(at, mask=(kk < K)[:, None] & (vv < V)[None, :], other=0.0)
+                _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+                at, keep = _state(K, V, BK, BV)
+                S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
                 x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
                 if DECAY:
                     x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
@@ -487,9 +464,8 @@ def query_kernel(
         if height < 0:
             p -= 1
             j = p * C + i
-            skip = (p * C).to(tl.int64)
-            ks = load_rows(at_k + skip * keys, i, T - p * C, kk, keys, K, BK).to(DOT)
-            vs = load_rows(at_v + skip * H * V, i, T - p * C, vv, H * V, V, BV).to(DOT)
+            ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+            vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
@@ -497,27 +473,17 @@ def query_kernel(
                 dA *= weight(to[:, None] + since[None, :], ACC)
             dA = tl.where(t[:, None] >= j[None, :], dA, 0.0)
             F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            read = tl.sum(F, 1)
-            total += read
-            opened = tl.load(at_until + j * H, mask=(i > 0) & (j < T), other=0)
-            rank, w, _, _ = _seen(st, W, r[None, :], p * C, SLOTS)  # of the tile's first token
-            if tl.max(opened) > n * C:  # slots that start within
-                open = (opened[None, :] > t[:, None]) & (j[None, :] <= t[:, None])
-                dAM = dA * tl.gather(W, rank[:, None] - tl.cumsum(open.to(tl.int32), 1), 1)
-                upto = tl.minimum(st - p * C, C)
-                sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
-                before += tl.where(upto > 0, sums, 0.0)
-            else:
-                dAM = dA * w[:, None]
-                before += tl.where(st >= p * C + C, read[:, None], 0.0)
+            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
+            total += tl.sum(F, 1)
+            before += up_to_starts(F, st, opened, n * C, p * C, C)
+            dAM = weighed(dA, st, W, opened, n * C, p * C, C, BS, SLOTS)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
-    newer = tl.gather(before, tl.zeros([C, BS], dtype=tl.int32) + tl.maximum(r - 1, 0)[None, :], 1)
-    dw = (tl.where(r[None, :] > 0, newer, total[:, None]) - before) * scale
-    store_rows(dq + (row * H + h) * K, dqs * scale, i, left, kk, H * K, K, BK)
-    store_rows(drank_scale + (row * H + h) * SLOTS, dw, i, left, r, H * SLOTS, SLOTS, BS)
+    dw = by_slot(before, total, C, BS) * scale
+    _store(dq, dqs * scale, row, h, i, left, H, K, BK)
+    _store(drank_scale, dw, row, h, i, left, H, SLOTS, BS)
     if DECAY or GATE:
         live = (i < left)[:, None] & (r < SLOTS)[None, :]
-        at = at_w + i[:, None] * H * SLOTS + r[None, :]
+        at = rank_scale + (row * H + h) * SLOTS + i[:, None] * H * SLOTS + r[None, :]
         at_u = u + head * T + n * C + i
         each = N.to(tl.int64) * T
         tl.store(at_u, tl.sum(W * dw, 1), mask=i < left)
@@ -577,17 +543,13 @@ def key_kernel(
     i = tl.arange(0, C)
     j = m * C + i
     here = T - m * C
-    kk = tl.arange(0, BK)
-    vv = tl.arange(0, BV)
     r = tl.arange(0, BS)
-    keys = (H // R) * K
-    row = first + m * C
-    ks = load_rows(k + row * keys + (h // R) * K, i, here, kk, keys, K, BK).to(DOT)
-    vs = load_rows(v + (row * H + h) * V, i, here, vv, H * V, V, BV).to(DOT)
+    ks = _load(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
+    vs = _load(v, first + m * C, h, i, here, H, V, BV).to(DOT)
     if DECAY:
         at_P = P + head * (NT + 1)
         since = tl.load(G + head * T + j, mask=j < T, other=0.0)
-    opened = tl.load(until + (first + j) * H + h, mask=(i > 0) & (j < T), other=0)
+    opened = inner_starts(until, first + m * C, h, i, here, H)
     latest = tl.max(opened)
     dks = tl.zeros([C, BK], dtype=ACC)
     dvs = tl.zeros([C, BV], dtype=ACC)
@@ -601,8 +563,8 @@ def key_kernel(
         t = n * C + i
         left = T - n * C
         row = first + n * C
-        qs = load_rows(q + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
-        dos = load_rows(do + (row * H + h) * V, i, left, vv, H * V, V, BV).to(DOT)
+        qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        dos = _load(do, row, h, i, left, H, V, BV).to(DOT)
         A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
         dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
         D = t[None, :] >= j[:, None]
@@ -615,26 +577,22 @@ def key_kernel(
         dA *= D
         F = A * dA
         A *= D
-        st = _by_rank(starts + (row * H + h) * SLOTS, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
-        W = _by_rank(rank_scale + (row * H + h) * SLOTS, i[None, :], left, r[:, None], H, SLOTS)
-        rank = tl.sum((st > m * C).to(tl.int32), 0)  # of the tile's first token
+        st = by_rank(starts, row, h, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
+        W = by_rank(rank_scale, row, h, i[None, :], left, r[:, None], H, SLOTS)
+        rank, w, up, down = seen(st, W, r[:, None], m * C, 0, SLOTS)  # of the tile's first token
         if latest > n * C:  # slots that start within
-            open = (opened[:, None] > t[None, :]) & (j[:, None] <= t[None, :])
-            ranks = rank[None, :] - tl.cumsum(open.to(tl.int32), 0)
-            M = tl.gather(W, ranks, 0)
+            each = ranks(rank, opened, t, j, 0)
+            M = tl.gather(W, each, 0)
             if GATE:
-                column_up += tl.sum(F * (tl.gather(W, tl.minimum(ranks + 1, SLOTS - 1), 0) - M), 1)
-                column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(ranks - 1, 0), 0)), 1)
+                column_up += tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
+                column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
             if DECAY:
                 column += tl.sum(F * M, 1)
             A *= M
             dA *= M
         else:
-            w = _pick(W, r[:, None], rank, 0)
             if GATE:
-                up = _pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
                 column_up += tl.sum(F * up[None, :], 1)
-                down = w - _pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
                 column_down += tl.sum(F * down[None, :], 1)
             if DECAY:
                 column += tl.sum(F * w[None, :], 1)
@@ -644,8 +602,8 @@ def key_kernel(
         dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
     dks *= scale
     if TREE:
-        keep = (kk < K)[:, None] & (vv < V)[None, :]
-        each = N.to(tl.int64) * NODES * K * V
+        state, keep = _state(K, V, BK, BV)
+        more = N.to(tl.int64) * NODES * K * V
         dS = tl.zeros([BK, BV], dtype=ACC)
         if GATE:
             dS_up = tl.zeros([BK, BV], dtype=ACC)
@@ -656,14 +614,14 @@ def key_kernel(
             if number < (NT >> height):
                 begin, end = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
                 if begin < end:
-                    at = dtree + (head * NODES + offset + number) * K * V + kk[:, None] * V + vv[None, :]
+                    at = dtree + (head * NODES + offset + number) * K * V + state
                     e = tl.full([], 1.0, dtype=ACC)
                     if DECAY:
                         e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
                     dS += tl.load(at, mask=keep, other=0.0) * e
                     if GATE:
-                        dS_up += tl.load(at + each, mask=keep, other=0.0) * e
-                        dS_down += tl.load(at + 2 * each, mask=keep, other=0.0) * e
+                        dS_up += tl.load(at + more, mask=keep, other=0.0) * e
+                        dS_down += tl.load(at + 2 * more, mask=keep, other=0.0) * e
             offset += NT >> height
         e = tl.full([C], 1.0, dtype=ACC)
         if DECAY:
@@ -677,9 +635,8 @@ def key_kernel(
             column_up += tl.sum(x * ks.to(ACC), 1) * e
             x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
             column_down += tl.sum(x * ks.to(ACC), 1) * e
-    row = first + m * C
-    store_rows(dk + (row * H + h) * K, dks, i, here, kk, H * K, K, BK)
-    store_rows(dv + (row * H + h) * V, dvs, i, here, vv, H * V, V, BV)
+    _store(dk, dks, first + m * C, h, i, here, H, K, BK)
+    _store(dv, dvs, first + m * C, h, i, here, H, V, BV)
     if DECAY or GATE:
         at_u = u + head * T + j
     if DECAY:

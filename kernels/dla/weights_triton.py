@@ -1,0 +1,82 @@
+"""The weights of a pair of tiles, in Triton: M[t, j] = rank_scale[t, rank of j at t], and the gradient of rank_scale.
+
+The rank of j at t is the number of slots that start behind j and up to t: in t's row of starts those behind the first
+token of the tile of j, less those up to j, a running sum over the tile's tokens whose `until` is above t. A tile
+without any has one weight a row.
+
+With F[t, j] the gradient of M[t, j], that of rank_scale[t, r] is the sum of F[t, j] over the tokens j of rank r at t.
+It comes from running sums of F: what lies up to the start of a slot, less what lies up to that of the next older one.
+
+Tiles have C tokens, t those from `now` on and j those from `begin` on; r are the BS columns of tables of SLOTS ranks.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def by_rank(table, row, h, i, left, r, H, SLOTS: tl.constexpr):
+    """Rows of a table [tokens, H, SLOTS] (starts or rank_scale), zeros elsewhere: [i, r], or [r, i], as i and r are."""
+    return tl.load(table + (row * H + h) * SLOTS + i * H * SLOTS + r, mask=(i < left) & (r < SLOTS), other=0)
+
+
+@triton.jit
+def inner_starts(until, row, h, i, left, H):
+    """`until` of a tile's tokens but the first, with which the tile's own slot starts: 0 where no slot does."""
+    return tl.load(until + (row + i) * H + h, mask=(i > 0) & (i < left), other=0)
+
+
+@triton.jit
+def pick(x, r, rank, AXIS: tl.constexpr):
+    """Each token's value at its `rank`."""
+    return tl.sum(tl.where(r == tl.expand_dims(rank, AXIS), x, 0.0), AXIS)
+
+
+@triton.jit
+def seen(st, W, r, j, AXIS: tl.constexpr, SLOTS: tl.constexpr):
+    """For token j as the tokens with starts `st` and weights W see it: its rank, the rank's weight, and the steps to
+    the weights next to it."""
+    rank = tl.sum((st > j).to(tl.int32), AXIS)
+    w = pick(W, r, rank, AXIS)
+    up = pick(W, r, tl.minimum(rank + 1, SLOTS - 1), AXIS) - w
+    return rank, w, up, w - pick(W, r, tl.maximum(rank - 1, 0), AXIS)
+
+
+@triton.jit
+def ranks(rank, opened, t, j, AXIS: tl.constexpr):
+    """Of all pairs, from the tile's first tokens' `rank` and what `inner_starts` loaded: [t, j] along AXIS 1 or
+    [j, t] along AXIS 0."""
+    t, j = tl.expand_dims(t, AXIS), tl.expand_dims(j, 1 - AXIS)
+    open = (tl.expand_dims(opened, 1 - AXIS) > t) & (j <= t)
+    return tl.expand_dims(rank, AXIS) - tl.cumsum(open.to(tl.int32), AXIS)
+
+
+@triton.jit
+def weighed(A, st, W, opened, now, begin, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr):
+    """A . M, [t, j]; st and W [t, r]."""
+    i = tl.arange(0, C)
+    rank, w, _, _ = seen(st, W, tl.arange(0, BS)[None, :], begin, 1, SLOTS)
+    AM = A * w[:, None]  # not M alone: so it lies as A does
+    if tl.max(opened) > now:  # slots that start within
+        AM = A * tl.gather(W, ranks(rank, opened, now + i, begin + i, 1), 1)
+    return AM
+
+
+@triton.jit
+def up_to_starts(F, st, opened, now, begin, C: tl.constexpr):
+    """Of F [t, j], for each t and r the sum over the tokens j before the start of t's slot of rank r; st [t, r]."""
+    if tl.max(opened) > now:
+        upto = tl.minimum(st - begin, C)
+        sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
+        before = tl.where(upto > 0, sums, 0.0)
+    else:
+        before = tl.where(st >= begin + C, tl.sum(F, 1)[:, None], 0.0)
+    return before
+
+
+@triton.jit
+def by_slot(before, total, C: tl.constexpr, BS: tl.constexpr):
+    """What lies within each slot [t, r], of what lies `before` it in the whole past, and that past's `total` [t]."""
+    r = tl.arange(0, BS)
+    newer = tl.gather(before, tl.zeros([C, BS], dtype=tl.int32) + tl.maximum(r - 1, 0)[None, :], 1)
+    return tl.where(r[None, :] > 0, newer, total[:, None]) - before
