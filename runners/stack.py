@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from mixassay.kernels.common.precision import cast, ten_bits
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss, scores
 from mixassay.tasks import IGNORE
@@ -24,9 +25,9 @@ Mode = Literal["vmap", "loop"]
 class Stack:
     """Holds M equal-shaped models on one device. `params` [M, P] is the storage of all their parameters."""
 
-    def __init__(self, models: Sequence[Model], *, mode: Mode, autocast: torch.dtype | None = None) -> None:
+    def __init__(self, models: Sequence[Model], *, mode: Mode, precision: str = "fp32") -> None:
         first = models[0]
-        self.mode, self.autocast = mode, autocast
+        self.mode, self.precision = mode, precision
         self.names = [name for name, _ in first.named_parameters()]
         self.shapes = [p.shape for p in first.parameters()]
         self.sizes = [p.numel() for p in first.parameters()]
@@ -71,8 +72,14 @@ class Stack:
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], grads [M, P]."""
-        if self.mode == "vmap":
-            return self._side_by_side(tokens, positions, labels, keep)
+        with self._rounding():
+            if self.mode == "vmap":
+                return self._side_by_side(tokens, positions, labels, keep)
+            return self._one_by_one(tokens, positions, labels, keep)
+
+    def _one_by_one(
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         losses, grads = [], []
         for i, model in enumerate(self.models):
             with self._cast():
@@ -91,7 +98,7 @@ class Stack:
         every = rows is None or rows == list(range(len(self)))
         rows = list(range(len(self))) if rows is None else rows
         asked = (tokens, positions, None, scores(labels, IGNORE))
-        with self._cast(), contextlib.nullcontext() if soft else self._hard():
+        with self._rounding(), self._cast(), contextlib.nullcontext() if soft else self._hard():
             if self.mode == "loop":
                 found = [self.models[i](*asked) for i in rows]
                 return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])
@@ -115,7 +122,7 @@ class Stack:
 
         model = self.models[row] if self.mode == "loop" else self.models[0]
         params = self._named([view[row] for view in self._views()])
-        with self._cast(), self._hard(), model.watched(look):
+        with self._rounding(), self._cast(), self._hard(), model.watched(look):
             buffers = {name: b[row] for name, b in self.buffers.items()} if self.mode == "vmap" else {}
             functional_call(model, (params, buffers), (tokens, torch.zeros_like(tokens[:, :1])))
         return {name: sum(values) / len(values) for name, values in said.items()}
@@ -162,9 +169,10 @@ class Stack:
                 model.train()
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.params.device.type, dtype=self.autocast)
+        return cast(self.params.device.type, self.precision)
+
+    def _rounding(self) -> contextlib.AbstractContextManager[object]:
+        return ten_bits(self.precision == "tf32")
 
 
 def gradients(loss: Tensor, leaves: list[Tensor], start: int) -> Tensor:

@@ -266,7 +266,7 @@ class Training:
         how = mode(self.device, len(models), self.train.batch_size * longest * self.spec.model.d_model)
         if not all(inner.stacks for inner in models[0].mixers()):
             how = "loop"
-        return Stack(models, mode=how, autocast=torch.bfloat16 if self.train.precision == "bf16" else None)
+        return Stack(models, mode=how, precision=self.train.precision)
 
     def _state_bytes(self) -> tuple[dict[str, int], dict[str, int]]:
         """Of the whole state, and of what holds something where that is less."""

@@ -1,6 +1,7 @@
 """Accumulator policy: sums and states in float32, in float64 if an input is, whatever autocast says."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 
 import torch
@@ -21,6 +22,23 @@ def autocasts(x: Tensor) -> bool:
     """Whether autocast is on where x is. Asking torch which devices know it would break a compiled graph."""
     kind = x.device.type
     return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+
+
+def cast(device: str, precision: str) -> AbstractContextManager[object]:
+    """For a forward pass: the autocast that `precision` asks for, which is none but for bf16."""
+    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@contextmanager
+def ten_bits(on: bool) -> Iterator[None]:
+    """For forward and backward pass: a GPU rounds what float32 products multiply to tf32, with ten bits behind the
+    point, here if `on` and only then. Sums stay float32; a CPU multiplies in float32 always."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> torch.dtype:

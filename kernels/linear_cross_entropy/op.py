@@ -24,8 +24,8 @@ def linear_cross_entropy(
     returns   loss [R], float32 or wider, 0 for rows that are not labelled
 
     The Triton kernels never store the logits [R, V]. Products are of the dtype of h and weight, under autocast too:
-    there the kernels take float16 for float32, which keeps ten bits where bfloat16 has seven. Rows wider than 256, that
-    no kernel serves, are multiplied in autocast's dtype.
+    there, and where torch may use tf32, the kernels take float16 for float32, which keeps ten bits where bfloat16 has
+    seven. Rows wider than 256, that no kernel serves, are multiplied in autocast's dtype.
 
     Raises UserError for shapes that do not fit together and for a backend that cannot serve.
     """

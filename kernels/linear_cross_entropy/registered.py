@@ -26,9 +26,11 @@ def _stack_of_one(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _operand(h: Tensor, weight: Tensor) -> torch.dtype:
-    """What is multiplied: what is given, but under autocast float16 for float32 (the README says why)."""
+    """What is multiplied: what is given, but under autocast, or where tf32 may stand for float32, float16, which has as
+    many bits and is faster (docs/log.md)."""
     dtype = torch.promote_types(h.dtype, weight.dtype)
-    return torch.float16 if autocasts(h) and dtype == torch.float32 else dtype
+    ten = autocasts(h) or (h.is_cuda and torch.backends.cuda.matmul.allow_tf32)
+    return torch.float16 if ten and dtype == torch.float32 else dtype
 
 
 @torch.library.custom_op("mixassay::linear_cross_entropy", mutates_args=())

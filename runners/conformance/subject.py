@@ -108,12 +108,17 @@ def run_steps(m: Mixer, x: Tensor, state: State = None) -> tuple[Tensor, State]:
     return torch.stack(ys, dim=1), state
 
 
-def gap(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest wanted entry; inf where either is not finite."""
+def gap(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest wanted entry or to `least` if that is more; inf where either is
+    not finite."""
     if not bool(found.isfinite().all() & wanted.isfinite().all()):
         return float("inf")
-    difference, size = (float(x.detach().abs().max()) if x.numel() else 0.0 for x in (found - wanted, wanted))
-    return difference / size if size else difference
+    difference, size = (largest(x) for x in (found - wanted, wanted))
+    return difference / max(size, least) if max(size, least) else difference
+
+
+def largest(x: Tensor) -> float:
+    return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
 def find(name: str, args: Mapping[str, Any] | None = None, **how: Any) -> Subject:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixassay.kernels.common.precision import cast, ten_bits
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy_score
 from mixassay.model import Model
 from mixassay.runners.lm.loss import LOGITS_AT_ONCE
@@ -39,7 +40,7 @@ def questions(spec: TaskSpec, split: Split) -> list[Questions]:
 
 
 def evaluate(
-    model: Model, asked: list[Questions], split: Split, device: str, autocast: torch.dtype | None
+    model: Model, asked: list[Questions], split: Split, device: str, precision: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
     """A record's evaluation cells, its losses by position, and its metrics: means over the cells."""
     was = model.training
@@ -48,7 +49,7 @@ def evaluate(
     positions: list[dict[str, Any]] = []
     metrics: dict[str, list[float]] = {}
     for cell in asked:
-        loss, right = score(model, cell.rows, device, autocast)  # [N, T]
+        loss, right = score(model, cell.rows, device, precision)  # [N, T]
         found = summary(cell.rows, loss, right)
         cells.append({"split": split, "cell": cell.label} | found)
         for name in ("accuracy", "loss", "answer_accuracy"):
@@ -64,7 +65,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def score(model: Model, rows: Rows, device: str, autocast: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def score(model: Model, rows: Rows, device: str, precision: str) -> tuple[Tensor, Tensor]:
     """Loss float64 [N, T], 0 where nothing is scored, and whether the likeliest token is right, on the CPU."""
     N, T = rows.tokens.shape
     batch = max(1, TOKENS_AT_ONCE // T)
@@ -79,7 +80,7 @@ def score(model: Model, rows: Rows, device: str, autocast: torch.dtype | None) -
             loss, right = (torch.cat(x).view_as(its) for x in zip(*made, strict=True))
             return loss, right
 
-        with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        with ten_bits(precision == "tf32"), cast(device, precision):
             loss, right = model(rows.tokens[start : start + batch].to(device), head=head)
         losses.append(loss.double().cpu())
         rights.append(right.cpu())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mixassay import draws
 from mixassay.errors import UserError
+from mixassay.kernels.common.precision import cast, ten_bits
 from mixassay.mixers import Mixer, nbytes
 from mixassay.model import Model, build
 from mixassay.runners import checkpoint
@@ -48,12 +49,12 @@ class End:
 class RowSums(nn.Module):
     """What a rank differentiates: the sum of its rows' losses."""
 
-    def __init__(self, model: Model, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: Model, precision: str) -> None:
         super().__init__()
-        self.model, self.autocast = model, autocast
+        self.model, self.precision = model, precision
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(tokens.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        with cast(tokens.device.type, self.precision):
             loss: Tensor = self.model(tokens, head=row_losses(labels)).sum()
         return loss
 
@@ -74,13 +75,12 @@ class Training:
         self.rows = self.part.stop - self.part.start
         self.seq_len = max(cell.task.seq_len for cell in self.stream.cells)
         self.micro = micro_batch or (self.rows if device == "cpu" else max(1, MICRO_TOKENS // self.seq_len))
-        self.autocast = torch.bfloat16 if spec.train.precision == "bf16" else None
         self.valid: list[Questions] = questions(spec.task, "valid") if ranks.first else []
         self.model = self._build()
         if compiled:
             for block in self.model.blocks:
                 block.compile()
-        self.wrapped = ranks.wrap(RowSums(self.model, self.autocast))
+        self.wrapped = ranks.wrap(RowSums(self.model, spec.train.precision))
         self.optim = self._optimiser()
         self.flops = work.per_token(self.model, spec.model, spec.mixer, self.seq_len)
         self.step = 0
@@ -103,7 +103,8 @@ class Training:
         tokens, labels = next(self._batches)
         pieces = list(zip(torch.split(tokens, self.micro), torch.split(labels, self.micro), strict=True))
         for i, piece in enumerate(pieces):
-            with self.ranks.apart(self.wrapped) if i < len(pieces) - 1 else contextlib.nullcontext():
+            apart = self.ranks.apart(self.wrapped) if i < len(pieces) - 1 else contextlib.nullcontext()
+            with apart, ten_bits(self.train.precision == "tf32"):
                 loss = self.wrapped(*piece) / self.rows
                 loss.backward()
             self.loss_sum += loss.detach()
@@ -142,7 +143,7 @@ class Training:
         self.loss_steps = 0
         if not self.ranks.first:
             return None
-        self.found = evaluate(self.model, self.valid, "valid", self.device, self.autocast)
+        self.found = evaluate(self.model, self.valid, "valid", self.device, self.train.precision)
         valid = self.found[2]
         self.curve["step"].append(self.step)
         self.curve["train/loss"].append(trained)
@@ -159,7 +160,7 @@ class Training:
         start = time.perf_counter()
         cells, positions, metrics = [], [], {}
         if not end.broken:
-            tested = evaluate(self.model, questions(self.spec.task, "test"), "test", self.device, self.autocast)
+            tested = evaluate(self.model, questions(self.spec.task, "test"), "test", self.device, self.train.precision)
             cells, positions = self.found[0] + tested[0], self.found[1] + tested[1]
             metrics = self.found[2] | tested[2]
         step = int(self.broke_at) + 1 if self.broke_at.item() >= 0 else self.step

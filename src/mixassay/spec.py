@@ -94,7 +94,7 @@ class TrainSpec(Spec):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the steps
     clip: Annotated[float, Field(gt=0)] | None = None  # norm of one model's gradient
-    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "fp64", "bf16"] = "fp32"  # of products; tf32 is fp32 on a CPU
     eval_every: Positive | None = None  # steps between validations; None: every epoch, or a tenth of the run
     stop: Stop | None = None
     loop: Literal["stack", "lm"] = "stack"  # lm: one model at a time, in micro-batches, on one GPU or several

@@ -207,6 +207,29 @@ def test_prefill_and_state_bytes() -> None:
             check.check(subject(Linear))
 
 
+def test_stacked_gradients_that_are_rounding_are_let_pass_and_larger_ones_are_not() -> None:
+    """A decay that meets no state has a gradient of 0 in truth, and on a GPU of 1e-8 with any sign."""
+
+    class Rounds(Linear):
+        size = 1e-15
+
+        def __init__(self, d_model: int) -> None:
+            super().__init__(d_model)
+            self.gain = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            stacked = torch._C._functorch.is_batchedtensor(x)  # type: ignore[attr-defined]
+            y: Tensor = self.proj(x) + self.gain * (self.size if stacked else -self.size)
+            return y
+
+    class Differs(Rounds):
+        size = 1e-9
+
+    stack.check(Subject("rounds", Rounds))
+    with pytest.raises(Failed, match="gain is off by"):
+        stack.check(Subject("differs", Differs))
+
+
 def test_laws() -> None:
     lengths = [8, 16, 32, 64, 128, 256]
     assert fitted(lengths, [64] * 6) == "constant"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mixassay.kernels.common.precision import ten_bits
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss
 from mixassay.runners.stack import Stack
@@ -177,3 +178,40 @@ def test_without_observations_nothing_is_run(monkeypatch):
     stack = Stack(models(), mode="loop")
     monkeypatch.setattr(Model, "forward", None)
     assert stack.observe(torch.zeros(1, 4, dtype=torch.int64), [0, 2]) == [{}, {}]
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("fp32", False), ("bf16", False)])
+def test_products_are_rounded_forward_and_backward_and_nowhere_else(mode, precision, allowed):
+    flag, seen = torch.backends.cuda.matmul, []
+
+    class Product(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            seen.append(("forward", flag.allow_tf32))
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            seen.append(("backward", flag.allow_tf32))
+            return grad_outputs[0]
+
+    class Looks(Average):
+        def forward(self, x):
+            return Product.apply(super().forward(x))
+
+    torch.manual_seed(1)
+    members = [Model(ModelSpec(d_model=8, positions="learned"), 13, 6, lambda layer: Looks(8)) for _ in range(3)]
+    stack, (tokens, positions, labels, _) = Stack(members, mode=mode, precision=precision), batch()
+    with ten_bits(not allowed):
+        stack.loss_and_grad(tokens, positions, labels, None)
+        assert {where for where, _ in seen} == {"forward", "backward"}
+        stack.scores(tokens[0], positions[0], labels[0])
+        assert flag.allow_tf32 is not allowed
+    assert {on for _, on in seen} == {allowed}

@@ -169,13 +169,13 @@ def test_an_answer_is_right_if_all_of_it_is():
 def test_scores_of_held_out_text_are_those_of_its_logits(text):
     training = Training(spec(text), "cpu", Ranks())
     rows = training.valid[0].rows
-    each, right = evaluate.score(training.model, rows, "cpu", None)
+    each, right = evaluate.score(training.model, rows, "cpu", "fp32")
     with torch.no_grad():
         logits = training.model(rows.tokens)
     expected = cross_entropy(logits.flatten(0, 1), rows.labels.flatten(), reduction="none").view_as(each)
     torch.testing.assert_close(each, expected, rtol=0, atol=1e-9)
     assert torch.equal(right, logits.argmax(-1) == rows.labels)
-    cells, positions, metrics = evaluate.evaluate(training.model, training.valid, "valid", "cpu", None)
+    cells, positions, metrics = evaluate.evaluate(training.model, training.valid, "valid", "cpu", "fp32")
     assert [cell["cell"] for cell in cells] == [{"seq_len": 48}, {"seq_len": 96}]
     assert [len(p["at"]) for p in positions] == [48, 96]
     assert metrics["valid/loss"] == pytest.approx((cells[0]["loss"] + cells[1]["loss"]) / 2)
