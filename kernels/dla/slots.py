@@ -110,7 +110,8 @@ def opening(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
 
 def _pick(rule: Rule, held: dict[str, Tensor], divide: Tensor) -> Tensor:
     """The rank [N] of the newer slot of the pair to merge in a full cache."""
-    n, tolerance = held["n"], torch.zeros((), device=divide.device)
+    n = held["n"]
+    tolerance: Tensor | int = 0  # with a float, integers would be compared as floats
     if rule == "density":
         cost = (held["I"][:, :-1] + held["I"][:, 1:]) * UNIT // (n[:, :-1] + n[:, 1:]).clamp(min=1)
     elif rule == "weak":

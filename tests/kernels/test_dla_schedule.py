@@ -96,6 +96,16 @@ def test_equals_go_to_the_oldest_pair(rule: Rule) -> None:
     assert merges[0] == 2
 
 
+def test_densities_are_compared_as_integers() -> None:
+    """One unit of 2^-20 among the scores of 80 tokens decides: less than float32 holds of a density."""
+    score = torch.full((1, 121, 1), 1.5, dtype=torch.float64)
+    boundary = torch.arange(121)[None, :, None] % 40 == 0
+    for more, shift in ((1, 0), (50, 1), (119, 1)):  # in the oldest slot, in that of both pairs, in the newest
+        x = score.clone()
+        x[:, more] += 2.0**-20
+        assert slots(boundary, 3, score=x).shift[0, -1, 0] == shift
+
+
 def test_many_heads_at_once_and_a_threshold_for_each() -> None:
     heads = [tokens(seed, 70) for seed in range(6)]
     k, v = (torch.stack([head[i] for head in heads]).view(2, 3, 70, -1).transpose(1, 2) for i in (0, 1))
