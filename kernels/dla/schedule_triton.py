@@ -3,13 +3,18 @@ waits for the device.
 
 Scores, the open segment's state being C, have two ways. `walk_kernel` is a program for each head that goes from token
 to token with C in registers. In chunks, `table_kernel` makes for all of them at once the scores of every token if a
-segment began at any other of its chunk, hence for every token the boundaries that follow one there, as 64 bits;
+segment began at any other of its chunk, hence for every token the boundaries that follow one there, as bits;
 `chain_kernel` then goes from chunk to chunk: with C it finds the first boundary and has the others; `pick_kernel` takes
 the scores from the table. C is a sum in float32 or wider, and so products with it are made from three bfloat16 parts.
 
-Slots are vectors by rank in one warp, `slots_kernel`, whose steps are boundaries: integers only. The rule ward also
-needs the slots' states, `ward_kernel`: they lie in memory, in float64, each where `place` says, and only two that meet
-and their neighbours are read.
+Long sequences are cut into blocks of chunks, chained side by side as if a segment began with each. From a boundary on
+nothing depends on what was before: a second run of `chain_kernel`, one program a head, goes into each block with the C
+that it has, until the block's own chain has a boundary where it finds one, and on with what that chain left.
+
+Slots take three kernels. `list_kernel` lists the segments, `slots_kernel` goes from one to the next with the slots as
+vectors by rank in one warp, integers only, `rows_kernel` gives each token what its segment has. The rule ward needs the
+slots' states too, `ward_kernel`: they lie in memory, in float64, each where `place` says, and only two that meet and
+their neighbours are read.
 """
 
 from typing import Any
@@ -23,14 +28,18 @@ from mixassay.kernels.common.triton import load_rows, operands, tile
 from mixassay.kernels.dla import slots
 
 # Compiled once, whatever the sizes.
-kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N"])
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "P", "L", "rows"])
 
 UNIT = tl.constexpr(slots.UNIT)
 HIGHEST = tl.constexpr(slots.HIGHEST)
 ROUNDING = tl.constexpr(slots.ROUNDING)
 NOTHING = tl.constexpr(slots.NOTHING)
-CHUNK = 0
-"""Tokens of a chunk of scores. The walk until chunks, of 64, have been compared on a GPU."""
+CHUNK = 32
+"""Tokens of a chunk of scores: a table of 32 x 32 is one warp's."""
+LONG = 512
+"""Tokens from which on scores are made in chunks."""
+BLOCK = 2048
+"""Tokens of a block of chunks."""
 
 
 @triton.jit
@@ -100,8 +109,8 @@ def walk_kernel(
 def _distance(inner, own, memory, RAW: tl.constexpr):
     """As `boundaries.distance`."""
     some = (own > 0) & (memory > 0)
-    own = tl.where(some, own, 1.0)
-    memory = tl.where(some, memory, 1.0)
+    own = tl.where(own > 0, own, 1.0)
+    memory = tl.where(memory > 0, memory, 1.0)
     if RAW:
         far = tl.sqrt(tl.maximum(own + memory - 2 * inner, 0.0) / memory)
     else:
@@ -122,14 +131,6 @@ def _dot(x, y, acc, PARTS: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, E
 
 
 @triton.jit
-def _decays(log_decay, at, i, left, H, FLOOR: tl.constexpr, ACC: tl.constexpr):
-    """A chunk's log decays, and their sums before and after each token."""
-    g = tl.maximum(tl.load(log_decay + at + i * H, mask=i < left, other=0.0).to(ACC), FLOOR)
-    after = tl.cumsum(g)
-    return g, after - g, after
-
-
-@triton.jit
 def _between(before, after, i, ACC: tl.constexpr):
     """[t, s]: the decay from s to the token before t, 0 for s >= t."""
     return tl.exp(tl.where(i[:, None] > i[None, :], tl.minimum(before[:, None] - after[None, :], 0.0), float("-inf")))
@@ -141,8 +142,8 @@ def table_kernel(
     v,
     log_decay,
     threshold,
-    table,  # [B H, NT, C, C]: the score of token t if the segment began at r
-    chain,  # [B H, NT, C]: bits of the boundaries that follow one at r, with it
+    table,  # [B H, NT, C, C]: the score of token t if the segment began at r < t
+    follow,  # [B H, NT, C]: bits of the boundaries that follow one at r, with it
     sums,  # [3, B H, NT, C]: of a segment that began at the chunk's first token <C, s_t> and |C|^2, and |s_t|^2
     T,
     NT,
@@ -161,6 +162,7 @@ def table_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     EXACT: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     chunk = tl.program_id(0).to(tl.int64)
     head, n = chunk // NT, chunk % NT
@@ -177,33 +179,75 @@ def table_kernel(
     gram *= tl.dot(vs, tl.trans(vs), input_precision=EXACT, out_dtype=ACC)
     own = tl.sum(tl.where(i[:, None] == i[None, :], gram, 0.0), 1)
     if DECAY:
-        g, before, after = _decays(log_decay, row * H + h, i, left, H, FLOOR, ACC)
+        g = tl.load(log_decay + (row + i) * H + h, mask=i < left, other=0.0).to(ACC)
+        g = tl.maximum(g, FLOOR)
+        after = tl.cumsum(g)
+        before = after - g
         a = tl.exp(g)
         D = _between(before, after, i, ACC)
     else:
         a = tl.full([C], 1.0, dtype=ACC)
         D = (i[:, None] > i[None, :]).to(ACC)
-    since = (i[:, None] >= i[None, :]).to(ACC)
+    earlier = i[:, None] > i[None, :]
     inner = tl.cumsum(gram * D, 1, reverse=True)  # [t, r]
     # |C|^2 decays by a^2 and grows by 2 a <C, s_t> + |s_t|^2.
-    grown = (2 * a[:, None] * inner + own[:, None]) * since
+    grown = tl.where(i[:, None] >= i[None, :], 2 * a[:, None] * inner + own[:, None], 0.0)
     memory = tl.dot(D * D, grown, input_precision=EXACT, out_dtype=ACC)
     far = _distance(inner, own[:, None], memory, RAW)
     tau = tl.load(threshold + head).to(ACC)
-    reached = (far >= tau) & (i[:, None] > i[None, :])
-    follows = tl.min(tl.where(reached, i[:, None], C), 0)
-    bits = tl.full([C], 1, dtype=tl.int64) << i
+    follows = tl.min(tl.where((far >= tau) & earlier, i[:, None], C), 0)
+    bits = tl.full([C], 1, dtype=BITS) << i
     for _ in tl.static_range(LOG):  # twice as far each time
         to = tl.minimum(follows, C - 1)
         bits |= tl.where(follows < C, tl.gather(bits, to, 0), 0)
         follows = tl.where(follows < C, tl.gather(follows, to, 0), C)
-    tl.store(table + (chunk * C + i[:, None]) * C + i[None, :], far)
-    tl.store(chain + chunk * C + i, bits)
+    tl.store(table + (chunk * C + i[:, None]) * C + i[None, :], far, mask=earlier)
+    tl.store(follow + chunk * C + i, bits)
     each = N.to(tl.int64) * NT * C
     at = sums + chunk * C + i
     tl.store(at, tl.sum(tl.where(i[None, :] == 0, inner, 0.0), 1))
     tl.store(at + each, tl.sum(tl.where(i[None, :] == 0, memory, 0.0), 1))
     tl.store(at + 2 * each, own)
+
+
+@triton.jit
+def _chunk(
+    k,
+    v,
+    log_decay,
+    sums,
+    follow,
+    marks,
+    n,
+    each,
+    T,
+    H,
+    keys,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    JOIN: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """What a head's chain reads of chunk n."""
+    i = tl.arange(0, C)
+    left = T - n * C
+    row = n.to(tl.int64) * C
+    ks = load_rows(k + row * keys, i, left, tl.arange(0, BK), keys, K, BK).to(DOT)
+    vs = load_rows(v + row * H * V, i, left, tl.arange(0, BV), H * V, V, BV)
+    g = tl.zeros([C], dtype=ACC)
+    if DECAY:
+        g = tl.load(log_decay + (row + i) * H, mask=i < left, other=0.0).to(ACC)
+    inner = tl.load(sums + row + i, mask=left > 0, other=0.0)
+    memory = tl.load(sums + each + row + i, mask=left > 0, other=0.0)
+    own = tl.load(sums + 2 * each + row + i, mask=left > 0, other=0.0)
+    bits = tl.load(follow + row + i, mask=left > 0, other=0)
+    old = tl.load(marks + n, mask=left > 0, other=0) if JOIN else 0
+    return ks, vs, g, inner, memory, own, bits, old
 
 
 @kernel
@@ -212,15 +256,18 @@ def chain_kernel(
     v,
     log_decay,
     threshold,
-    chain,
+    follow,
     sums,
-    score,  # [B, T, H]: of the tokens up to a chunk's first boundary
-    boundary,
+    first,  # [B H, NT, C]: scores against the segment that a chunk finds open
+    marks,  # [B H, NT]: bits of its boundaries
+    exits,  # [B H, P, K, V]: C after each block
     T,
     NT,
     H,
     R,
     N,
+    P,
+    L,  # chunks of a block
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -228,33 +275,55 @@ def chain_kernel(
     C: tl.constexpr,
     RAW: tl.constexpr,
     DECAY: tl.constexpr,
+    JOIN: tl.constexpr,  # blocks that have been chained, one after the other
     PARTS: tl.constexpr,
     FLOOR: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    head = tl.program_id(0).to(tl.int64)
-    first, h = head // H * T, head % H
+    index = tl.program_id(0).to(tl.int64)
+    head, p = (index, index * 0) if JOIN else (index // P, index % P)
+    h = head % H
+    begin = head // H * T
+    keys = (H // R) * K
+    k += begin * keys + (h // R) * K
+    v += (begin * H + h) * V
+    if DECAY:
+        log_decay += begin * H + h
+    follow += head * NT * C
+    sums += head * NT * C
+    first += head * NT * C
+    marks += head * NT
+    each = N.to(tl.int64) * NT * C
+    tau = tl.load(threshold + head).to(ACC)
     i = tl.arange(0, C)
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)
-    keys = (H // R) * K
-    tau = tl.load(threshold + head).to(ACC)
-    each = N.to(tl.int64) * NT * C
+    at_exit = exits + head * P * K * V + kk[:, None] * V + vv[None, :]
+    keep = (kk < K)[:, None] & (vv < V)[None, :]
+    n = (p * L).to(tl.int32)
+    end = tl.minimum(n + L, NT)
     S = tl.zeros([BK, BV], dtype=ACC)
-    for n in range(0, NT):
-        row = first + n * C
-        left = T - n * C
-        ks = load_rows(k + row * keys + (h // R) * K, i, left, kk, keys, K, BK).to(DOT)
-        vs = load_rows(v + (row * H + h) * V, i, left, vv, H * V, V, BV).to(ACC)
-        at = (head * NT + n) * C
-        inner = tl.load(sums + at + i)
-        memory = tl.load(sums + at + each + i)
-        own = tl.load(sums + at + 2 * each + i)
-        read = tl.sum(_dot(ks, S, tl.zeros([C, BV], dtype=ACC), PARTS, DOT, ACC, EXACT) * vs, 1)
+    if JOIN:
+        n += L
+        end = NT
+        S = tl.load(at_exit, mask=keep, other=0.0)
+    opening = n
+    ks, vs, g, inner, memory, own, bits, old = _chunk(
+        k, v, log_decay, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+    )
+    while n < end:
+        # The next chunk's, while this one is worked on.
+        ks1, vs1, g1, inner1, memory1, own1, bits1, old1 = _chunk(
+            k, v, log_decay, sums, follow, marks, n + 1, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+        )
+        y = vs.to(ACC)
+        read = tl.sum(_dot(ks, S, tl.zeros([C, BV], dtype=ACC), PARTS, DOT, ACC, EXACT) * y, 1)
         if DECAY:
-            g, before, after = _decays(log_decay, row * H + h, i, left, H, FLOOR, ACC)
+            g = tl.maximum(g, FLOOR)
+            after = tl.cumsum(g)
+            before = after - g
             inner += tl.exp(before) * read
             D = _between(before, after, i, ACC)
             memory += tl.exp(2 * before) * tl.sum(S * S) + tl.sum(D * D * (2 * tl.exp(after) * read)[None, :], 1)
@@ -267,31 +336,43 @@ def chain_kernel(
             w = tl.full([C], 1.0, dtype=ACC)
             kept = tl.full([], 1.0, dtype=ACC)
         far = _distance(inner, own, memory, RAW)
-        far = tl.where(n + i == 0, tau, far)
-        found = tl.min(tl.where((far >= tau) & (i < left), i, C))
-        bits = tl.load(chain + at + tl.minimum(found, C - 1))
-        opens = (((bits >> i) & 1) != 0) & (found < C)
-        tl.store(score + (row + i) * H + h, far, mask=(i < left) & (i <= found))
-        tl.store(boundary + (row + i) * H + h, opens, mask=i < left)
-        last = tl.max(tl.where(opens, i, -1))
-        vs *= tl.where(i >= last, w, 0.0)[:, None]
-        S = _dot(tl.trans(ks), vs, S * tl.where(last < 0, kept, 0.0), PARTS, DOT, ACC, EXACT)
+        if not JOIN:
+            far = tl.where((n == opening) & (i == 0), tau, far)
+        found = tl.min(tl.where((far >= tau) & (i < T - n * C), i, C))
+        found = tl.sum(tl.where(i == found, bits, 0))  # the boundaries
+        last = tl.max(tl.where(((found >> i) & 1) != 0, i, -1))
+        y *= tl.where(i >= last, w, 0.0)[:, None]
+        S = _dot(tl.trans(ks), y, S * tl.where(last < 0, kept, 0.0), PARTS if DECAY else 1, DOT, ACC, EXACT)
+        tl.store(first + n * C + i, far)
+        tl.store(marks + n, found)
+        n += 1
+        met = (old & found) != 0
+        ks, vs, g, inner, memory, own, bits, old = ks1, vs1, g1, inner1, memory1, own1, bits1, old1
+        if JOIN:
+            block = (n - 1) // L
+            if met:
+                S = tl.load(at_exit + block * K * V, mask=keep, other=0.0)
+                n = (block + 1) * L
+                ks, vs, g, inner, memory, own, bits, old = _chunk(
+                    k, v, log_decay, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+                )
+    if not JOIN:
+        tl.store(at_exit + p * K * V, S, mask=keep)
 
 
 @kernel
-def pick_kernel(table, boundary, score, T, NT, H, C: tl.constexpr):
-    """The scores of the tokens behind a chunk's first boundary."""
+def pick_kernel(table, first, marks, score, boundary, T, NT, H, C: tl.constexpr):
+    """[B, T, H] of what [B H, NT] chunks have."""
     chunk = tl.program_id(0).to(tl.int64)
     head, n = chunk // NT, chunk % NT
     i = tl.arange(0, C)
+    opens = ((tl.load(marks + chunk) >> i) & 1) != 0
+    since = tl.max(tl.where(opens[None, :] & (i[None, :] < i[:, None]), i[None, :], -1), 1)
+    far = tl.load(first + chunk * C + i)
+    far = tl.where(since < 0, far, tl.load(table + (chunk * C + i) * C + since, mask=since >= 0, other=0.0))
     at = (head // H * T + n * C + i) * H + head % H
-    live = i < T - n * C
-    opens = tl.load(boundary + at, mask=live, other=0) != 0
-    earlier = opens[None, :] & (i[None, :] < i[:, None])
-    since = tl.max(tl.where(earlier, i[None, :], -1), 1)
-    behind = live & (since >= 0)
-    far = tl.load(table + (chunk * C + i) * C + since, mask=behind, other=0.0)
-    tl.store(score + at, far, mask=behind)
+    tl.store(score + at, far, mask=i < T - n * C)
+    tl.store(boundary + at, opens, mask=i < T - n * C)
 
 
 @triton.jit
@@ -323,10 +404,10 @@ def _pair(x, r, BS: tl.constexpr):
 
 
 @triton.jit
-def _added(x, r, shift, S: tl.constexpr):
-    """As `slots.move`."""
+def _added(x, r, shift, new, S: tl.constexpr):
+    """As `slots.move`, with `new` for rank 0."""
     last = tl.minimum(shift, S - 2)
-    return tl.where((r > 0) & (r - 1 <= last), _above(x, r), 0) + tl.where(r <= last, 0, x)
+    return tl.where(r == 0, new, tl.where(r - 1 <= last, _above(x, r), 0) + tl.where(r <= last, 0, x))
 
 
 @triton.jit
@@ -348,79 +429,156 @@ def _product(x, states, place, r, rank, at, SIZE: tl.constexpr, keep):
     return tl.sum(x * other)
 
 
+@triton.jit
+def _lightest(total, n, r, S: tl.constexpr, BS: tl.constexpr):
+    """As `slots._pick` for the rule density, in a full cache. float32, whose error is below 2^-20 here, leaves one pair
+    or few; integers decide between these."""
+    total, n = _pair(total, r, BS), tl.maximum(_pair(n, r, BS), 1)
+    rough = tl.where(r < S - 1, total.to(tl.float32) / n.to(tl.float32), float("inf"))
+    least = tl.min(rough.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)  # of integers at once: none is < 0
+    near = rough <= least * (1 + 2**-18) + 2**-18  # densities below one unit are rounded to 2^-20 of it
+    moved = tl.max(tl.where(near, r, -1))
+    if tl.sum(near.to(tl.int32)) > 1:
+        cost = total * UNIT // n
+        lowest = tl.min(tl.where(near, cost * BS + (BS - 1 - r), 2**62))  # of equals the oldest
+        moved = (BS - 1 - lowest % BS).to(tl.int32)
+    return moved
+
+
 @kernel
-def slots_kernel(
+def list_kernel(
     boundary,  # [B, T, H]
     score,  # [B, T, H], or none
-    opened,  # [B, T, H]
-    shift,
-    starts,  # [B, T, H, S]
+    count,  # [B H]: segments
+    token,  # [B H, T]: where each begins
+    units,  # [B H, T]: for density the scores of all tokens before it, for weak that of its first
+    number,  # [B, T, H]: the segment of each token
     T,
     H,
-    S: tl.constexpr,
-    BS: tl.constexpr,
     C: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether there is more than one slot
     DENSITY: tl.constexpr,  # the rule; else weak
     HAS_SCORE: tl.constexpr,
 ):
     head = tl.program_id(0).to(tl.int64)
     at = head // H * T * H + head % H
     i = tl.arange(0, C)
-    r = tl.arange(0, BS)
-    start = tl.zeros([BS], dtype=tl.int32)
-    n = tl.zeros([BS], dtype=tl.int32)
-    total = tl.zeros([BS], dtype=tl.int64)  # of scores
-    divide = tl.zeros([BS], dtype=tl.int64)  # the score that opened the slot
-    units = tl.zeros([C], dtype=tl.int32)
-    if HAS_SCORE:
-        divide += _units(tl.load(score + at))
-        next_score = tl.load(score + at + i * H, mask=i < T, other=0.0)
-    next_opens = tl.load(boundary + at + i * H, mask=i < T, other=0) != 0
-    used = tl.full([], 1, dtype=tl.int32)
-    for first in range(0, T, C):
-        left = tl.minimum(T - first, C)
-        opens = next_opens & (first + i > 0) & (S > 1)
-        ahead = at + (first + C + i) * H  # loaded while this chunk is worked on
-        next_opens = tl.load(boundary + ahead, mask=first + C + i < T, other=0) != 0
+    listed = tl.zeros([], dtype=tl.int32)
+    summed = tl.zeros([], dtype=tl.int64)
+    for start in range(0, T, C):
+        t = start + i
+        opens = (tl.load(boundary + at + t * H, mask=t < T, other=0) != 0) & SPLIT | (t == 0)
+        j = listed + tl.cumsum(opens.to(tl.int32)) - 1
+        listed += tl.sum(opens.to(tl.int32))
+        tl.store(number + at + t * H, j, mask=t < T)
+        tl.store(token + head * T + j, t, mask=opens)
         if HAS_SCORE:
-            units = _units(next_score).to(tl.int32)
-            next_score = tl.load(score + ahead, mask=first + C + i < T, other=0.0)
-        before = tl.cumsum(units) - units
-        number = tl.cumsum(opens.to(tl.int32))  # of the last boundary up to each token
-        rows = tl.zeros([C, BS], dtype=tl.int32) + start[None, :]
-        moves = tl.full([C], -1, dtype=tl.int64)
-        taken = tl.zeros([], dtype=tl.int32)  # tokens of the chunk that `n` and `total` have
-        summed = tl.zeros([], dtype=tl.int32)
-        for j in range(1, tl.max(number) + 1):
-            here = opens & (number == j)
-            t = tl.sum(tl.where(here, i, 0))
-            unit = tl.sum(tl.where(here, units, 0))
-            upto = tl.sum(tl.where(here, before, 0))
-            n += tl.where(r == 0, t - taken, 0)
-            total += tl.where(r == 0, upto - summed, 0)
-            taken = t
-            summed = upto
-            moved = tl.full([], S - 1, dtype=tl.int64)
-            if used == S:
-                cost = divide
+            unit = _units(tl.load(score + at + t * H, mask=t < T, other=0.0))
+            if DENSITY:
+                before = summed + tl.cumsum(unit) - unit
+                summed += tl.sum(unit)
+                unit = before
+            tl.store(units + head * T + j, unit, mask=opens)
+    tl.store(count + head, listed)
+
+
+@triton.jit
+def _segments(token, units, j, count, DENSITY: tl.constexpr, HAS_SCORE: tl.constexpr):
+    """Of segments j their first tokens, lengths and scores. (The last one's length is never asked for.)"""
+    t = tl.load(token + j, mask=j < count, other=0)
+    length = tl.load(token + j + 1, mask=j + 1 < count, other=0) - t
+    if HAS_SCORE:
+        unit = tl.load(units + j, mask=j < count, other=0)
+        if DENSITY:
+            unit = tl.load(units + j + 1, mask=j + 1 < count, other=0) - unit
+    else:
+        unit = t.to(tl.int64) * 0
+    return t, length, unit
+
+
+@kernel
+def slots_kernel(
+    count,
+    token,
+    units,
+    shift,  # [B, T, H], at the tokens where segments after the first begin
+    starts,  # [B, T, H, S], at those where any begins
+    T,
+    H,
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    DENSITY: tl.constexpr,
+    HAS_SCORE: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    at = head // H * T * H + head % H
+    token += head * T
+    units += head * T
+    r = tl.arange(0, BS)
+    segments = tl.load(count + head)
+    _, n, total = _segments(token, units, r, segments, DENSITY, HAS_SCORE)
+    n = tl.where(r == 0, n, 0)
+    total = tl.where(r == 0, total, 0)  # for weak the score that opened the slot
+    start = tl.zeros([BS], dtype=tl.int32)
+    tl.store(starts + at * S + r, start, mask=r < S)
+    next_t, next_length, next_unit = _segments(token, units, 1 + r, segments, DENSITY, HAS_SCORE)
+    for first in range(1, segments, BS):
+        ts, lengths, unit = next_t, next_length, next_unit
+        next_t, next_length, next_unit = _segments(token, units, first + BS + r, segments, DENSITY, HAS_SCORE)
+        moves = tl.full([BS], -1, dtype=tl.int32)
+        for j in range(tl.minimum(BS, segments - first)):
+            lane = r * 0 + j
+            t = tl.gather(ts, lane, 0)
+            moved = tl.full([], S - 1, dtype=tl.int32)
+            if first + j >= S:
+                if not HAS_SCORE:
+                    moved = tl.full([], S - 2, dtype=tl.int32)
+                elif DENSITY:
+                    moved = _lightest(total, n, r, S, BS)
+                else:
+                    opener = tl.where(r < S - 1, total, 2**30).to(tl.int32)
+                    moved = tl.max(tl.where(opener == tl.min(opener), r, -1))
+            start = _replaced(start, r, moved, t)
+            if HAS_SCORE:
+                new = tl.gather(unit, lane, 0)
                 if DENSITY:
-                    cost = _pair(total, r, BS) * UNIT // tl.maximum(_pair(n, r, BS), 1)
-                least = tl.min(tl.where(r < S - 1, cost * BS + (BS - 1 - r), 2**62))  # of equals the oldest
-                moved = BS - 1 - least % BS
-            start = _replaced(start, r, moved, first + t)
-            divide = _replaced(divide, r, moved, unit)
-            n = _added(n, r, moved, S)
-            total = _added(total, r, moved, S)
-            used = tl.minimum(used + 1, S)
-            rows = tl.where((number >= j)[:, None], start[None, :], rows)
-            moves = tl.where(here, moved, moves)
-        n += tl.where(r == 0, left - taken, 0)
-        total += tl.where(r == 0, tl.sum(units) - summed, 0)
-        to = at + (first + i) * H
-        tl.store(opened + to, opens | (first + i == 0), mask=i < left)
-        tl.store(shift + to, moves, mask=i < left)
-        keep = (i < left)[:, None] & (r < S)[None, :]
-        tl.store(starts + to[:, None] * S + r[None, :], rows, mask=keep)
+                    n = _added(n, r, moved, tl.gather(lengths, lane, 0), S)
+                    total = _added(total, r, moved, new, S)
+                else:
+                    total = _replaced(total, r, moved, new)
+            tl.store(starts + (at + t * H) * S + r, start, mask=r < S)
+            moves = tl.where(r == j, moved, moves)
+        tl.store(shift + at + ts * H, moves, mask=first + r < segments)
+
+
+@kernel
+def rows_kernel(
+    token,
+    number,
+    opened,  # [B, T, H]
+    shift,
+    starts,
+    T,
+    H,
+    rows,  # B T H
+    S: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Of tokens that begin no segment what the token has that began theirs, and no shift."""
+    row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
+    live = row < rows
+    r = tl.arange(0, BS)
+    b, t, h = row // H // T, row // H % T, row % H
+    j = tl.load(number + row, mask=live, other=0)
+    begin = tl.load(token + (b * H + h) * T + j, mask=live, other=0)
+    opens = begin == t
+    tl.store(opened + row, opens, mask=live)
+    tl.store(shift + row, tl.full([C], -1, dtype=tl.int64), mask=live & ((t == 0) | (opens == 0)))
+    keep = (live & (opens == 0))[:, None] & (r < S)[None, :]
+    source = (b * T + begin) * H + h
+    start = tl.load(starts + source[:, None] * S + r[None, :], mask=keep, other=0)
+    tl.store(starts + row[:, None] * S + r[None, :], start, mask=keep)
 
 
 @kernel
@@ -499,10 +657,10 @@ def ward_kernel(
             place = _replaced(place, r, moved, free)
             square = _replaced(square, r, moved, 0.0)
             inner = _replaced(inner, r, moved, 0.0)
-            Q = _added(Q, r, moved, S)
+            Q = _added(Q, r, moved, 0.0, S)
             C = tl.zeros([BK, BV], dtype=tl.float64)
             start = _replaced(start, r, moved, t)
-            n = _added(n, r, moved, S)
+            n = _added(n, r, moved, 0, S)
             used = tl.minimum(used + 1, S)
         n += (r == 0).to(tl.int32)
         x, y = _token(at_k, at_v, kk, vv, K, V, tl.float64)
@@ -536,9 +694,16 @@ def schedule(
 
 
 def scores(
-    k: Tensor, v: Tensor, threshold: Tensor, log_decay: Tensor | None, reading: str, chunk_size: int = CHUNK
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor,
+    log_decay: Tensor | None,
+    reading: str,
+    chunk_size: int | None = None,
+    block: int = BLOCK,
 ) -> tuple[Tensor, Tensor]:
-    """`boundaries.boundaries`; chunk_size 0 for the walk from token to token."""
+    """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, None `CHUNK` if there are `LONG` tokens;
+    `block` tokens of a block."""
     (B, T, H, _), dtype = v.shape, torch.promote_types(k.dtype, v.dtype)
     dot, acc, _ = operands(dtype)
     score = v.new_empty((B, T, H), dtype=torch.float64 if acc == tl.float64 else torch.float32)
@@ -547,20 +712,28 @@ def scores(
     given: dict[str, Any] = {"k": k.contiguous(), "v": v.contiguous(), "threshold": threshold.contiguous()}
     given |= {"log_decay": None if log_decay is None else log_decay.contiguous(), "DECAY": log_decay is not None}
     given |= {"FLOOR": -708.0 if acc == tl.float64 else -87.0, "ACC": acc, "T": T, "H": H} | size
-    if not chunk_size or reading == "token":
+    C = (CHUNK if T >= LONG else 0) if chunk_size is None else chunk_size
+    if not C or reading == "token":
         walk_kernel[(B * H,)](**given, score=score, boundary=boundary, READING=reading, num_warps=warps)
         return score, boundary
-    N, NT, C = B * H, triton.cdiv(T, chunk_size), chunk_size
+    N, NT, L = B * H, triton.cdiv(T, C), max(1, block // C)
+    P = triton.cdiv(NT, L)
     given |= {"NT": NT, "N": N, "C": C, "RAW": reading == "memory_raw", "DOT": dot}
     given |= {"BK": tile(size["K"]), "BV": tile(size["V"])}
     given |= {"EXACT": "ieee" if acc == tl.float64 else "tf32x3"}
-    given["num_warps"] = 8 if max(size["BK"], size["BV"]) > 64 else 4
-    table, sums = score.new_empty((N, NT, C, C)), score.new_empty((3, N, NT, C))
-    chain = score.new_empty((N, NT, C), dtype=torch.int64)
-    table_kernel[(N * NT,)](**given, table=table, chain=chain, sums=sums, LOG=(C - 1).bit_length(), num_stages=1)
-    parts = 3 if dot == tl.bfloat16 else 1
-    chain_kernel[(N,)](**given, chain=chain, sums=sums, score=score, boundary=boundary, PARTS=parts, num_stages=1)
-    pick_kernel[(N * NT,)](table, boundary, score, T, NT, H, C=C, num_warps=4)
+    warps = max(1, C * C // 1024)
+    bits, follow_type = (torch.int32, tl.int32) if C <= 32 else (torch.int64, tl.int64)
+    table, sums, first = (score.new_empty(shape) for shape in ((N, NT, C, C), (3, N, NT, C), (N, NT, C)))
+    follow, marks = (score.new_empty(shape, dtype=bits) for shape in ((N, NT, C), (N, NT)))
+    given |= {"follow": follow, "sums": sums}
+    table_kernel[(N * NT,)](**given, table=table, BITS=follow_type, LOG=(C - 1).bit_length(), num_warps=warps)
+    exits = score.new_empty((N, P, size["K"], size["V"]))
+    given |= {"first": first, "marks": marks, "exits": exits, "P": P, "L": L, "PARTS": 3 if dot == tl.bfloat16 else 1}
+    given["num_warps"] = min(8, max(1, given["BK"] * given["BV"] // 1024))
+    chain_kernel[(N * P,)](**given, JOIN=False)
+    if P > 1:
+        chain_kernel[(N,)](**given, JOIN=True)
+    pick_kernel[(N * NT,)](table, first, marks, score, boundary, T, NT, H, C=C, num_warps=warps)
     return score, boundary
 
 
@@ -582,10 +755,19 @@ def fill(
         ward_kernel[(B * H,)](
             boundary, k.contiguous(), v.contiguous(), states, opened, shift, starts, **size, **state, num_warps=warps
         )
-    else:
-        score = None if score is None else score.contiguous()
-        how = {"DENSITY": rule == "density", "HAS_SCORE": score is not None, "C": 32, "num_warps": 1}
-        slots_kernel[(B * H,)](boundary, score, opened, shift, starts, **size, **how)
+        return opened, shift, starts
+    size["BS"] = max(32, size["BS"])  # a warp reduces 32 integers at once
+    count, token = starts.new_empty(B * H), starts.new_empty((B * H, T))
+    number = torch.empty_like(boundary, dtype=torch.int32)
+    units = shift.new_empty((B * H, T)) if score is not None else shift
+    how = {"DENSITY": rule == "density", "HAS_SCORE": score is not None}
+    tokens = min(1024, triton.next_power_of_2(max(T, 32)))
+    list_kernel[(B * H,)](
+        boundary, None if score is None else score.contiguous(), count, token, units, number, T, H,
+        C=tokens, SPLIT=capacity > 1, **how, num_warps=max(1, tokens // 256),
+    )  # fmt: skip
+    slots_kernel[(B * H,)](count, token, units, shift, starts, **size, **how, num_warps=1)
+    rows_kernel[(triton.cdiv(B * T * H, 64),)](token, number, opened, shift, starts, rows=B * T * H, C=64, **size)
     return opened, shift, starts
 
 
