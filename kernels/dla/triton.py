@@ -1,4 +1,4 @@
-"""Dynamic linear attention on bases with a scalar decay, in Triton: kernels and their launches, forward and backward.
+"""Dynamic linear attention on bases with a scalar decay, in Triton: long sequences, forward and backward.
 
 Tokens are cut into tiles of C. With s the scale, G the inclusive cumulative log decay, D[t, j] = e^{G_t - G_j} for
 j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K^T) . (dO V^T) . D:
@@ -9,14 +9,13 @@ j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K
     dlog_decay_i = sum of u_t over t >= i,   u = row sums less column sums of F . M
     dgate_i = the same of F . up (no boundary at i) or F . down (one at i): straight_through.py
 
-Short sequences: all pairs of tiles, each with its mask and its part of drank_scale (`weights_triton.py`).
-
-Long ones: slots only ever meet, so tiles that lie in one slot once do so for good, and are read as one state. A binary
-tree has the states of 2^h tiles side by side; tile n reads, from its own start back, the largest node that ends there
-and lies within one slot, or, where not even a tile does, that tile's pairs. So what is read of the past are a few
-states for each slot, and nothing is done in sequence. Who reads a node is one run of tiles: from the first that finds
-it in one slot (`span_kernel`) to the last that does not find its parent so. Its gradient is the sum over these; a
-tile's is the sum over the nodes that it is part of.
+Up to 1024 tokens all pairs of tiles are computed (`pairs_triton.py`). Beyond: slots only ever meet, so tiles that lie
+in one slot once do so for good, and are read as one state. A binary tree has the states of 2^h tiles side by side; tile
+n reads, from its own start back, the largest node that ends there and lies within one slot, or, where not even a tile
+does, that tile's pairs (`weights_triton.py`). So what is read of the past are a few states for each slot, and nothing
+is done in sequence. Who reads a node is one run of tiles: from the first that finds it in one slot (`span_kernel`) to
+the last that does not find its parent so. Its gradient is the sum over these; a tile's is the sum over the nodes that
+it is part of.
 
 The two sides of u are sums over differently made states, and cancel: where u is wanted, products with states are of two
 bfloat16 parts, high and low, so that both sides hold the same numbers.
@@ -32,15 +31,16 @@ import triton.language as tl
 from torch import Tensor
 
 from mixassay.kernels.common.triton import (
-    WEAKEST,
     load_log_decay,
-    load_rows,
     operands,
-    store_rows,
     sum_dtype,
     tile,
     weight,
 )
+from mixassay.kernels.dla import pairs_triton
+from mixassay.kernels.dla.heads_triton import load_heads as _load
+from mixassay.kernels.dla.heads_triton import store_heads as _store
+from mixassay.kernels.dla.mask_triton import sum_kernel, sums  # noqa: F401 (delta_triton)
 from mixassay.kernels.dla.weights_triton import (
     by_rank,
     by_slot,
@@ -71,17 +71,6 @@ def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, P
     if TWICE:
         acc = tl.dot(x, (y - high.to(ACC)).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
     return acc
-
-
-@triton.jit
-def _load(x, row, h, i, left, H, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A head's rows of [tokens, H, WIDTH] from `row` on, zeros past the end: [i, BLOCK]."""
-    return load_rows(x + (row * H + h) * WIDTH, i, left, tl.arange(0, BLOCK), H * WIDTH, WIDTH, BLOCK)
-
-
-@triton.jit
-def _store(x, rows, row, h, i, left, H, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    store_rows(x + (row * H + h) * WIDTH, rows, i, left, tl.arange(0, BLOCK), H * WIDTH, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -203,7 +192,6 @@ def output_kernel(
     BS: tl.constexpr,
     C: tl.constexpr,
     DECAY: tl.constexpr,
-    TREE: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
@@ -225,19 +213,17 @@ def output_kernel(
     out = tl.zeros([C, BV], dtype=ACC)
     p = n + 1
     while p > 0:
-        height = tl.full([], -1, dtype=tl.int32)
-        if TREE:
-            begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            begin = tl.max(tl.where(begin < p * C, begin, 0))
-            height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
-            if height >= 0:
-                _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
-                at, keep = _state(K, V, BK, BV)
-                S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
-                if DECAY:
-                    w *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)
-                out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
-                p -= 1 << height
+        begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+        begin = tl.max(tl.where(begin < p * C, begin, 0))
+        height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
+        if height >= 0:
+            _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+            at, keep = _state(K, V, BK, BV)
+            S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
+            if DECAY:
+                w *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)
+            out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
+            p -= 1 << height
         if height < 0:
             p -= 1
             j = p * C + i
@@ -418,7 +404,6 @@ def query_kernel(
     C: tl.constexpr,
     DECAY: tl.constexpr,
     GATE: tl.constexpr,
-    TREE: tl.constexpr,
     TWICE: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
@@ -444,23 +429,21 @@ def query_kernel(
     total = tl.zeros([C], dtype=ACC)
     p = n + 1
     while p > 0:
-        height = tl.full([], -1, dtype=tl.int32)
-        if TREE:
-            begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            begin = tl.max(tl.where(begin < p * C, begin, 0))
-            height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
-            if height >= 0:
-                _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
-                at, keep = _state(K, V, BK, BV)
-                S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
-                x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                if DECAY:
-                    x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
-                dqs += x * w[:, None]
-                read = tl.sum(x * qs.to(ACC), 1)
-                before += tl.where(st >= p * C, read[:, None], 0.0)
-                total += read
-                p -= 1 << height
+        begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+        begin = tl.max(tl.where(begin < p * C, begin, 0))
+        height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
+        if height >= 0:
+            _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+            at, keep = _state(K, V, BK, BV)
+            S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
+            x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+            if DECAY:
+                x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
+            dqs += x * w[:, None]
+            read = tl.sum(x * qs.to(ACC), 1)
+            before += tl.where(st >= p * C, read[:, None], 0.0)
+            total += read
+            p -= 1 << height
         if height < 0:
             p -= 1
             j = p * C + i
@@ -529,7 +512,6 @@ def key_kernel(
     C: tl.constexpr,
     DECAY: tl.constexpr,
     GATE: tl.constexpr,
-    TREE: tl.constexpr,
     TWICE: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
@@ -556,9 +538,7 @@ def key_kernel(
     column = tl.zeros([C], dtype=ACC)
     column_up = tl.zeros([C], dtype=ACC)
     column_down = tl.zeros([C], dtype=ACC)
-    stop = NT
-    if TREE:
-        stop = tl.load(spans + head * NODES + m)
+    stop = tl.load(spans + head * NODES + m)
     for n in range(m, stop):
         t = n * C + i
         left = T - n * C
@@ -601,40 +581,39 @@ def key_kernel(
         dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
     dks *= scale
-    if TREE:
-        state, keep = _state(K, V, BK, BV)
-        more = N.to(tl.int64) * NODES * K * V
-        dS = tl.zeros([BK, BV], dtype=ACC)
-        if GATE:
-            dS_up = tl.zeros([BK, BV], dtype=ACC)
-            dS_down = tl.zeros([BK, BV], dtype=ACC)
-        offset = tl.zeros([], dtype=tl.int32)
-        for height in range(0, HEIGHTS):
-            number = m >> height
-            if number < (NT >> height):
-                begin, end = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-                if begin < end:
-                    at = dtree + (head * NODES + offset + number) * K * V + state
-                    e = tl.full([], 1.0, dtype=ACC)
-                    if DECAY:
-                        e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
-                    dS += tl.load(at, mask=keep, other=0.0) * e
-                    if GATE:
-                        dS_up += tl.load(at + more, mask=keep, other=0.0) * e
-                        dS_down += tl.load(at + 2 * more, mask=keep, other=0.0) * e
-            offset += NT >> height
-        e = tl.full([C], 1.0, dtype=ACC)
-        if DECAY:
-            e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
-        x = _dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
-        dks += x
-        dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
-        column += tl.sum(x * ks.to(ACC), 1)
-        if GATE:
-            x = _dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-            column_up += tl.sum(x * ks.to(ACC), 1) * e
-            x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-            column_down += tl.sum(x * ks.to(ACC), 1) * e
+    state, keep = _state(K, V, BK, BV)
+    more = N.to(tl.int64) * NODES * K * V
+    dS = tl.zeros([BK, BV], dtype=ACC)
+    if GATE:
+        dS_up = tl.zeros([BK, BV], dtype=ACC)
+        dS_down = tl.zeros([BK, BV], dtype=ACC)
+    offset = tl.zeros([], dtype=tl.int32)
+    for height in range(0, HEIGHTS):
+        number = m >> height
+        if number < (NT >> height):
+            begin, end = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+            if begin < end:
+                at = dtree + (head * NODES + offset + number) * K * V + state
+                e = tl.full([], 1.0, dtype=ACC)
+                if DECAY:
+                    e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
+                dS += tl.load(at, mask=keep, other=0.0) * e
+                if GATE:
+                    dS_up += tl.load(at + more, mask=keep, other=0.0) * e
+                    dS_down += tl.load(at + 2 * more, mask=keep, other=0.0) * e
+        offset += NT >> height
+    e = tl.full([C], 1.0, dtype=ACC)
+    if DECAY:
+        e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
+    x = _dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
+    dks += x
+    dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
+    column += tl.sum(x * ks.to(ACC), 1)
+    if GATE:
+        x = _dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+        column_up += tl.sum(x * ks.to(ACC), 1) * e
+        x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+        column_down += tl.sum(x * ks.to(ACC), 1) * e
     _store(dk, dks, first + m * C, h, i, here, H, K, BK)
     _store(dv, dvs, first + m * C, h, i, here, H, V, BV)
     if DECAY or GATE:
@@ -646,40 +625,6 @@ def key_kernel(
         tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_up, mask=j < T)
         at_u += N.to(tl.int64) * T
         tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_down, mask=j < T)
-
-
-@kernel
-def sum_kernel(u, log_decay, until, dg, dgate, T, H, N, BLOCK: tl.constexpr, DECAY: tl.constexpr, GATE: tl.constexpr):
-    """Sums from each token to the end."""
-    head = tl.program_id(0).to(tl.int64)
-    b, h = head // H, head % H
-    i = tl.arange(0, BLOCK)
-    each = N.to(tl.int64) * T
-    last = (T - 1) // BLOCK * BLOCK
-    behind = tl.zeros([], dtype=tl.float64)
-    behind_up = tl.zeros([], dtype=tl.float64)
-    behind_down = tl.zeros([], dtype=tl.float64)
-    for step in range(0, T, BLOCK):
-        t = last - step + i
-        at = u + head * T + t
-        to = (b * T + t) * H + h
-        if DECAY:
-            x = tl.load(at, mask=t < T, other=0.0).to(tl.float64)
-            total = tl.sum(x)
-            raw = tl.load(log_decay + to, mask=t < T, other=0.0)
-            tl.store(dg + to, tl.where(raw < WEAKEST, 0.0, behind + total - tl.cumsum(x) + x), mask=t < T)
-            behind += total
-        if GATE:
-            x = tl.load(at + each, mask=t < T, other=0.0).to(tl.float64)
-            total = tl.sum(x)
-            up = behind_up + total - tl.cumsum(x) + x
-            behind_up += total
-            x = tl.load(at + 2 * each, mask=t < T, other=0.0).to(tl.float64)
-            total = tl.sum(x)
-            down = behind_down + total - tl.cumsum(x) + x
-            behind_down += total
-            opens = tl.load(until + to, mask=t < T, other=0) != 0
-            tl.store(dgate + to, tl.where(opens, down, up), mask=t < T)
 
 
 class Plan(NamedTuple):
@@ -712,8 +657,11 @@ def forward(
     how: Plan | None = None,
 ) -> Tensor:
     """o; rank_scale and log_decay in the accumulator's dtype or narrower, starts and until of the schedule."""
+    how = how or plan(q.dtype, q.shape[3], v.shape[3])
+    if q.shape[1] <= how.dense:
+        return pairs_triton.forward(q, k, v, rank_scale, until, log_decay, scale)
     call = _Call(q, k, v, rank_scale, starts, until, log_decay, scale, how)
-    tree = call.tree(False) if call.long else None
+    tree = call.tree(False)
     o = torch.empty_like(call.v)
     call.launch(output_kernel, call.tiles, tree=tree, o=o)
     return o
@@ -733,28 +681,25 @@ def backward(
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, rank_scale, log_decay and, where there is one, of the boundaries' gate."""
+    how = how or plan(q.dtype, q.shape[3], v.shape[3])
+    if q.shape[1] <= how.dense:
+        return pairs_triton.backward(q, k, v, rank_scale, until, log_decay, gated, do, scale)
     call = _Call(q, k, v, rank_scale, starts, until, log_decay, scale, how)
     do, decays = do.to(v.dtype).contiguous(), log_decay is not None
     wanted = {"GATE": gated, "TWICE": (gated or decays) and v.dtype == torch.bfloat16}
     alone = call.R == 1  # else the heads that share a key are added
     dq, dk = (call.new(call.B, call.T, call.H, call.K, dtype=q.dtype if alone else call.acc) for _ in range(2))
     dv, dweights = torch.empty_like(call.v), torch.empty_like(call.rank_scale)
-    u = call.new(3 if gated else 1, call.N, call.T) if gated or decays else None
-    tree = spans = dtree = None
-    if call.long:
-        tree = call.tree(wanted["TWICE"])
-        spans = call.new(call.N, call.nodes, dtype=torch.int32)
-        call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
-        dtree = call.new(3 if gated else 1, *tree.shape)
-        call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
+    u = call.new(3 if gated else 1, call.N, call.T)
+    tree = call.tree(wanted["TWICE"])
+    spans = call.new(call.N, call.nodes, dtype=torch.int32)
+    call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
+    dtree = call.new(3 if gated else 1, *tree.shape)
+    call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
     pull = wanted | {"num_warps": call.pull_warps}
     call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **pull)
     call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
-    dg = None if log_decay is None else torch.empty_like(call.log_decay)
-    dgate = call.new(call.B, call.T, call.H) if gated else None
-    if u is not None:
-        size = {"BLOCK": min(1024, triton.next_power_of_2(call.T)), "num_warps": 4}
-        call.launch(sum_kernel, call.N, u=u, dg=dg, dgate=dgate, **size, **wanted)
+    dg, dgate = sums(u, None, call.log_decay, call.given["until"], gated)
     if not alone:
         dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))
     return dq, dk, dv, dweights, dg, dgate
@@ -785,7 +730,6 @@ class _Call:
         self.pull_warps = how.pull_warps
         self.N, self.R, self.NT = self.B * self.H, self.H // G, triton.cdiv(self.T, how.C)
         self.tiles = self.N * self.NT
-        self.long = self.NT > 1 and how.dense < self.T
         self.heights = (self.NT - 1).bit_length()
         self.offsets = [sum(self.NT >> m for m in range(h)) for h in range(self.heights + 1)]
         self.nodes = self.offsets[-1]
@@ -802,6 +746,10 @@ class _Call:
             "G": G_,
             "P": P,
             "scale": scale,
+            "columns": None,
+            "blocks": 0,
+            "side": 0,
+            "ROWS": 1,
             "T": self.T,
             "NT": self.NT,
             "H": self.H,
@@ -817,7 +765,6 @@ class _Call:
             "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,
             "DECAY": log_decay is not None,
-            "TREE": self.long,
             "DOT": dot,
             "ACC": acc,
             "PREC": precision,

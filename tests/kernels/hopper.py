@@ -141,7 +141,7 @@ def operator(
     states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
     if name == "dla.schedule":
         return schedule(width)
-    module = import_module(f"mixassay.kernels.{name}.triton")
+    module = import_module(f"mixassay.kernels.{name}_triton" if "." in name else f"mixassay.kernels.{name}.triton")
     if name == "linear_cross_entropy":
         return head(module, width)
     B, H, levels = 1 if packed else 2, 8, 13
@@ -152,7 +152,7 @@ def operator(
     given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
     given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
     given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
-    if name == "dla":
+    if name in ("dla", "dla.pairs"):
         given |= {"rank_scale": tensor(30, dtype=torch.float32), "starts": tensor(30, dtype=torch.int32)}
         given |= {"until": tensor(dtype=torch.int32), "gated": True}
     if name == "hla":  # the one with most terms

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mixassay.kernels.dla import dense, registered, triton
+from mixassay.kernels.dla import dense, pairs_triton, registered, triton
 from mixassay.kernels.dla.op import dla
 from mixassay.kernels.dla.schedule import schedule
 from mixassay.kernels.dla.slots import Schedule, slots
@@ -78,12 +78,15 @@ def truth(x: dict[str, Any], found: Schedule, do: Tensor) -> dict[str, Tensor]:
 
 
 def kernels(x: dict[str, Any], found: Schedule, do: Tensor, tree: bool) -> dict[str, Tensor]:
-    how = triton.plan(x["q"].dtype, 64, 64)._replace(C=16, dense=0 if tree else 1000)
-    tensors = (x["q"], x["k"], x["v"], x["rank_scale"], found.starts, found.until, x["log_decay"])
+    tensors = [x["q"], x["k"], x["v"], x["rank_scale"], found.starts, found.until, x["log_decay"]]
+    form: Any = triton if tree else pairs_triton
+    how = form.plan(x["q"].dtype, 64, 64)._replace(C=16, **({"dense": 0} if tree else {"rows": 32}))
+    if not tree:
+        del tensors[4]
     torch.use_deterministic_algorithms(True)  # fresh memory is full of NaN, so that what nobody writes is seen
     try:
-        o = triton.forward(*tensors, 0.3, how)
-        grads = triton.backward(*tensors, x["gate"] is not None, do, 0.3, how)
+        o = form.forward(*tensors, 0.3, how)
+        grads = form.backward(*tensors, x["gate"] is not None, do, 0.3, how)
     finally:
         torch.use_deterministic_algorithms(False)
     named = zip(("q", "k", "v", "rank_scale", "log_decay", "gate"), grads, strict=True)

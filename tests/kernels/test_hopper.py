@@ -63,6 +63,13 @@ TABLES = {
         "key_kernel": Limit(56),
         "sum_kernel": Limit(products=None),
     },
+    ("dla.pairs", 64): {
+        "mask_kernel": Limit(products=None),
+        "read_kernel": Limit(),
+        "key_kernel": Limit(),
+        "rank_kernel": Limit(products=None),
+        "sum_kernel": Limit(products=None),
+    },
     ("dla.schedule", 64): {"walk_kernel": Limit(products=None), "slots_kernel": Limit(products=None)},
     ("hla", 64): {
         "walk_kernel": Limit(616),
