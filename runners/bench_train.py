@@ -37,7 +37,7 @@ from mixassay.runners.training import Training
 from mixassay.spec import RunSpec
 from mixassay.tasks import IGNORE
 
-LIMITS = {"fp32": (1e-4, 1e-3), "tf32": (2e-3, 2e-2), "bf16": (2e-2, 1e-1)}
+LIMITS = {"fp32": (1e-4, 1e-3), "tf32": (2e-3, 2e-2), "fp16": (2e-3, 2e-2), "bf16": (2e-2, 1e-1)}
 """The largest relative differences that pass: of two losses, and of two models' gradients, Euclidean."""
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixassay.kernels.common.precision import cast, ten_bits
+from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss, scores
 from mixassay.tasks import IGNORE
@@ -72,7 +72,7 @@ class Stack:
         self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], grads [M, P]."""
-        with self._rounding():
+        with rounding(self.precision):
             if self.mode == "vmap":
                 return self._side_by_side(tokens, positions, labels, keep)
             return self._one_by_one(tokens, positions, labels, keep)
@@ -86,7 +86,7 @@ class Stack:
                 head = labelled_loss(labels[i], IGNORE)
                 loss = model(tokens[i], positions[i], None if keep is None else keep[i], head)
             losses.append(loss.detach())
-            grads.append(gradients(loss, list(model.parameters()), start=0))
+            grads.append(self._gradients(loss, labels[i], list(model.parameters())))
         return torch.stack(losses), torch.stack(grads)
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class Stack:
         every = rows is None or rows == list(range(len(self)))
         rows = list(range(len(self))) if rows is None else rows
         asked = (tokens, positions, None, scores(labels, IGNORE))
-        with self._rounding(), self._cast(), contextlib.nullcontext() if soft else self._hard():
+        with rounding(self.precision), self._cast(), contextlib.nullcontext() if soft else self._hard():
             if self.mode == "loop":
                 found = [self.models[i](*asked) for i in rows]
                 return torch.stack([loss for loss, _ in found]), torch.stack([right for _, right in found])
@@ -122,7 +122,7 @@ class Stack:
 
         model = self.models[row] if self.mode == "loop" else self.models[0]
         params = self._named([view[row] for view in self._views()])
-        with self._rounding(), self._cast(), self._hard(), model.watched(look):
+        with rounding(self.precision), self._cast(), self._hard(), model.watched(look):
             buffers = {name: b[row] for name, b in self.buffers.items()} if self.mode == "vmap" else {}
             functional_call(model, (params, buffers), (tokens, torch.zeros_like(tokens[:, :1])))
         return {name: sum(values) / len(values) for name, values in said.items()}
@@ -140,7 +140,18 @@ class Stack:
         in_dims = (0, 0, 0, 0, 0, None if keep is None else 0)
         with self._cast():
             losses = vmap(loss, in_dims)(self._named(leaves), self.buffers, tokens, positions, labels, keep)
-        return losses.detach(), gradients(losses.sum(), leaves, start=1)
+        return losses.detach(), self._gradients(losses, labels, leaves)
+
+    def _gradients(self, losses: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
+        """[..., P] of losses [...] that are means over labels [..., B, Q].
+
+        float16 has all its digits down to 6e-5, and ends at 65,504: what is differentiated for it is near the sum over
+        the labels, each of which has a gradient of some 1e-2 to 1 at a layer.
+        """
+        if self.precision != "fp16":
+            return gradients(losses.sum(), leaves, losses.ndim)
+        scale = (labels != IGNORE).sum((-1, -2)).clamp(min=1) / 4
+        return gradients((losses * scale).sum(), leaves, losses.ndim) / scale.unsqueeze(-1)
 
     def _views(self) -> list[Tensor]:
         """Every parameter of all models, [M, *shape], detached."""
@@ -170,9 +181,6 @@ class Stack:
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         return cast(self.params.device.type, self.precision)
-
-    def _rounding(self) -> contextlib.AbstractContextManager[object]:
-        return ten_bits(self.precision == "tf32")
 
 
 def gradients(loss: Tensor, leaves: list[Tensor], start: int) -> Tensor:

@@ -25,20 +25,25 @@ def autocasts(x: Tensor) -> bool:
 
 
 def cast(device: str, precision: str) -> AbstractContextManager[object]:
-    """For a forward pass: the autocast that `precision` asks for, which is none but for bf16."""
-    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """For a forward pass: the autocast that `precision` asks for, which is none but for bf16 and fp16."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device, dtype)
 
 
 @contextmanager
-def ten_bits(on: bool) -> Iterator[None]:
-    """For forward and backward pass: a GPU rounds what float32 products multiply to tf32, with ten bits behind the
-    point, here if `on` and only then. Sums stay float32; a CPU multiplies in float32 always."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = on
+def rounding(precision: str) -> Iterator[None]:
+    """For forward and backward pass: whether a GPU may round what float32 products multiply to tf32, which has ten bits
+    behind the point (a CPU never does). Sums of all products are float32."""
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = [getattr(matmul, name) for name in names]
+    for name, on in zip(names, (precision == "tf32", False, False), strict=True):
+        setattr(matmul, name, on)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for name, on in zip(names, before, strict=True):
+            setattr(matmul, name, on)
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> torch.dtype:

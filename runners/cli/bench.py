@@ -134,7 +134,7 @@ def train(
     pairs: Annotated[str | None, typer.Option("--pairs", metavar="N,...", help="Pairs in 256 tokens. [4,64]")] = None,
     stack: Annotated[str | None, typer.Option("--stack", metavar="M,...", help="Models in one. [1,5,20,40]")] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", metavar="NAME", help="bf16, tf32 or fp32. [bf16; fp32 on cpu]")
+        str | None, typer.Option("--precision", metavar="NAME", help="bf16, fp16, tf32 or fp32. [bf16; fp32 on cpu]")
     ] = None,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also the plain loop.")] = True,
     device: Device = None,

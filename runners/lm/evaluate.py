@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.precision import cast, ten_bits
+from mixassay.kernels.common.precision import cast, rounding
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy_score
 from mixassay.model import Model
 from mixassay.runners.lm.loss import LOGITS_AT_ONCE
@@ -80,7 +80,7 @@ def score(model: Model, rows: Rows, device: str, precision: str) -> tuple[Tensor
             loss, right = (torch.cat(x).view_as(its) for x in zip(*made, strict=True))
             return loss, right
 
-        with ten_bits(precision == "tf32"), cast(device, precision):
+        with rounding(precision), cast(device, precision):
             loss, right = model(rows.tokens[start : start + batch].to(device), head=head)
         losses.append(loss.double().cpu())
         rights.append(right.cpu())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mixassay import draws
 from mixassay.errors import UserError
-from mixassay.kernels.common.precision import cast, ten_bits
+from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer, nbytes
 from mixassay.model import Model, build
 from mixassay.runners import checkpoint
@@ -104,7 +104,7 @@ class Training:
         pieces = list(zip(torch.split(tokens, self.micro), torch.split(labels, self.micro), strict=True))
         for i, piece in enumerate(pieces):
             apart = self.ranks.apart(self.wrapped) if i < len(pieces) - 1 else contextlib.nullcontext()
-            with apart, ten_bits(self.train.precision == "tf32"):
+            with apart, rounding(self.train.precision):
                 loss = self.wrapped(*piece) / self.rows
                 loss.backward()
             self.loss_sum += loss.detach()

@@ -94,7 +94,7 @@ class TrainSpec(Spec):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of the steps
     clip: Annotated[float, Field(gt=0)] | None = None  # norm of one model's gradient
-    precision: Literal["fp32", "tf32", "fp64", "bf16"] = "fp32"  # of products; tf32 is fp32 on a CPU
+    precision: Literal["fp32", "tf32", "fp16", "fp64", "bf16"] = "fp32"  # of products; tf32 is fp32 on a CPU
     eval_every: Positive | None = None  # steps between validations; None: every epoch, or a tenth of the run
     stop: Stop | None = None
     loop: Literal["stack", "lm"] = "stack"  # lm: one model at a time, in micro-batches, on one GPU or several
@@ -177,6 +177,8 @@ def problems(run: Sections) -> Iterator[tuple[str, str]]:
         yield "train.epochs", f"exactly one of train.steps and train.epochs must be given, found {found}"
     if train.stop is not None and (train.stop.above is None) == (train.stop.below is None):
         yield "train.stop", "train.stop needs exactly one of above and below"
+    if train.loop == "lm" and train.precision == "fp16":
+        yield "train.precision", "train.loop: lm does not scale losses for fp16: bf16, tf32 or fp32 would do"
     if train.loop == "lm" and run.model.dropout > 0:
         yield "model.dropout", f"train.loop: lm has no dropout, got model.dropout={run.model.dropout}"
     yield from cell_problems(task)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixassay.kernels.common.precision import ten_bits
+from mixassay.kernels.common.precision import rounding
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss
 from mixassay.runners.stack import Stack
@@ -181,7 +181,7 @@ def test_without_observations_nothing_is_run(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
-@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("fp32", False), ("bf16", False)])
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("fp32", False), ("bf16", False), ("fp16", False)])
 def test_products_are_rounded_forward_and_backward_and_nowhere_else(mode, precision, allowed):
     flag, seen = torch.backends.cuda.matmul, []
 
@@ -209,9 +209,26 @@ def test_products_are_rounded_forward_and_backward_and_nowhere_else(mode, precis
     torch.manual_seed(1)
     members = [Model(ModelSpec(d_model=8, positions="learned"), 13, 6, lambda layer: Looks(8)) for _ in range(3)]
     stack, (tokens, positions, labels, _) = Stack(members, mode=mode, precision=precision), batch()
-    with ten_bits(not allowed):
+    with rounding("fp32" if allowed else "tf32"):
         stack.loss_and_grad(tokens, positions, labels, None)
         assert {where for where, _ in seen} == {"forward", "backward"}
         stack.scores(tokens[0], positions[0], labels[0])
         assert flag.allow_tf32 is not allowed
     assert {on for _, on in seen} == {allowed}
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_float16_gradients_are_those_of_float32_however_many_labels_share_them(mode):
+    """A mean over 65,536 labels has gradients of 1e-8, below what float16 can hold."""
+    torch.manual_seed(1)
+    tokens = torch.randint(13, (2, 4096, 16))
+    positions = torch.arange(16).expand(2, 4096, 16)
+    labels = torch.where(torch.rand(2, 4096, 16) < 0.9, tokens, IGNORE)
+
+    def grads(precision: str) -> torch.Tensor:
+        torch.manual_seed(1)
+        members = [Model(ModelSpec(d_model=8, positions="learned"), 13, 16, lambda layer: Average(8)) for _ in range(2)]
+        return Stack(members, mode=mode, precision=precision).loss_and_grad(tokens, positions, labels, None)[1]
+
+    exact = grads("fp32")
+    assert (grads("fp16") - exact).norm() < 2e-3 * exact.norm()
