@@ -20,6 +20,7 @@ from torch import Tensor
 from mixassay.kernels.common.chunks import Decay, join, split, split_heads
 from mixassay.kernels.dla.dense import matrix
 from mixassay.kernels.dla.slots import rank_of
+from mixassay.kernels.dla.weights import at_ranks
 
 
 def dla(
@@ -41,7 +42,7 @@ def dla(
     chunks = v.shape[3]
     token = torch.arange(chunks * C, device=v.device).view(chunks, 1, C)
     A, rank = matrix(q, k, beta, decay), rank_of(starts, token)  # [b, g, r, n, c, c]
-    o = (rank_scale.gather(-1, rank) * A) @ v
+    o = (at_ranks(rank_scale, rank) * A) @ v
     if chunks == 1:
         return join(o, T)
 
@@ -72,5 +73,6 @@ def dla(
         S = (to[:, :, :, n - 1, None].mT @ slots).flatten(-2) + added[:, :, :, n]
         states.append(S)
     read = torch.unflatten(qe[:, :, :, 1:] @ torch.stack(states, dim=3), -1, (R, -1))  # [b, g, r, n - 1, c, R, v]
-    past = (rank_scale[:, :, :, 1:].gather(-1, rho).unsqueeze(-1) * read).sum(-2)
+    w = at_ranks(rank_scale[:, :, :, 1:], rho.flip(-1)).flip(-1)  # the oldest first
+    past = (w.unsqueeze(-1) * read).sum(-2)
     return join(o + torch.cat((torch.zeros_like(o[:, :, :, :1]), past), dim=3), T)

@@ -18,6 +18,7 @@ from mixassay.kernels.dla import register
 from mixassay.kernels.dla.boundaries import lanes
 from mixassay.kernels.dla.slots import Schedule, rank_of
 from mixassay.kernels.dla.straight_through import slopes
+from mixassay.kernels.dla.weights import at_ranks
 
 
 def dla(
@@ -75,7 +76,7 @@ def solved(L: Tensor, x: Tensor) -> Tensor:
 
 def mask(rank_scale: Tensor, rank: Tensor, boundary: Tensor, gate: Tensor | None) -> Tensor:
     """M [..., t, s] of weights [..., t, R] and ranks [..., t, s], with the gradient of the gate [..., t]."""
-    M = rank_scale.gather(-1, rank)
+    M = at_ranks(rank_scale, rank)
     if gate is None:
         return M
     for slope, moved in slopes(rank_scale, boundary, gate):

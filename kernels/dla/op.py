@@ -21,6 +21,8 @@ DENSE = 512
 CHUNK = 64
 WIDEST = 128
 """Of keys and values in the Triton kernels."""
+DELTA_LONGEST = 2048
+"""Tokens up to which there are Triton kernels for the delta rule; they keep K numbers for each token and chunk."""
 
 
 def dla(
@@ -60,8 +62,8 @@ def dla(
     returns      o [B, T, H, V] in v's dtype
 
     Sums are float32, or float64 if an input is. May run under vmap. Raises UserError for shapes that do not fit and for
-    a backend that cannot serve. On a GPU the Triton kernels, of a scalar decay or none, multiply in the dtype of q, k
-    and v, or autocast's; what they do not do takes the torch form.
+    a backend that cannot serve. On a GPU the Triton kernels (of a scalar decay or none; of the delta rule up to 2048
+    tokens) multiply in the dtype of q, k and v, or autocast's; what they do not do takes the torch form.
     """
     axes = Axes("dla")
     axes.check("q", q, "BTGK")
@@ -83,12 +85,14 @@ def dla(
     if opening is not None and (gate is None or scope != "all"):
         raise UserError('dla: a soft register (opening) needs a gate, and scope "all"')
     against = against_triton(q, k, v, rank_scale, schedule.starts, log_decay, beta, gate)
-    frozen = scope == "segment" and log_decay is not None
+    frozen = scope == "segment" and (log_decay is not None or beta is not None)
     chosen = resolve("dla", backend, against_triton=_no_kernel(q, v, beta, opening, frozen) or against)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if chosen == "triton":
-        from mixassay.kernels.dla import registered  # the package triton may not be there
+        from mixassay.kernels.dla import delta_registered, registered  # the package triton may not be there
 
+        if beta is not None:
+            return delta_registered.dla(q, k, v, rank_scale, schedule, beta, log_decay, gate, scale)
         return registered.dla(q, k, v, rank_scale, schedule, log_decay, gate, scale)
     dtype, out = accumulator(q, k, v, rank_scale, log_decay, beta, gate), v.dtype
     with no_autocast(q):
@@ -111,12 +115,12 @@ def dla(
 
 def _no_kernel(q: Tensor, v: Tensor, beta: Tensor | None, opening: Tensor | None, frozen: bool) -> str | None:
     """Why there is no Triton kernel for such a call, or None."""
-    if beta is not None:
-        return "it has no kernels for the delta rule"
     if opening is not None:
         return "it has no kernels for a soft register"
     if frozen:
-        return "it has no kernels for decays that stop where a slot ends"
+        return "it has no kernels for decays, or a delta rule, that stop where a slot ends"
+    if beta is not None and q.shape[1] > DELTA_LONGEST:
+        return f"it has kernels for the delta rule up to {DELTA_LONGEST} tokens, not for {q.shape[1]}"
     K, V = q.shape[-1], v.shape[-1]
     return f"its heads are K = {K} and V = {V} wide, more than {WIDEST}" if max(K, V) > WIDEST else None
 

@@ -223,7 +223,5 @@ def ranks(schedule: Schedule) -> Tensor:
 
 def rank_of(starts: Tensor, token: Tensor) -> Tensor:
     """starts [..., S] and tokens [..., n] that are not later than theirs -> ranks, int64 [..., n]."""
-    found = (token < starts[..., :1]).to(torch.int16)
-    for r in range(1, starts.shape[-1]):
-        found = found + (token < starts[..., r : r + 1])
-    return found.long()
+    token = token.to(starts.dtype) + torch.zeros_like(starts[..., :1])
+    return starts.shape[-1] - torch.searchsorted(starts.flip(-1).contiguous(), token.contiguous(), right=True)

@@ -246,8 +246,8 @@ def test_what_does_not_fit_is_said() -> None:
         (lambda: dla(**given, schedule=found, opening=found.shift), "needs a gate"),
         (lambda: cut(given, forced=found.boundary),
          "either a threshold or forced"),
-        (lambda: dla(**given | {"beta": given["log_decay"]}, schedule=found, backend="triton"),
-         "it has no kernels for the delta rule"),
+        (lambda: dla(**given | {"beta": given["log_decay"]}, schedule=found, scope="segment", backend="triton"),
+         "delta rule, that stop where a slot ends"),
     ]  # fmt: skip
     for call, message in wrong:
         with pytest.raises(UserError, match=message):
