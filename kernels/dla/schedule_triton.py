@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import load_rows, operands, tile
+from mixassay.kernels.common.triton import load_rows, operands, store_rows, tile
 from mixassay.kernels.dla import slots
 
 # Compiled once, whatever the sizes.
@@ -37,7 +37,9 @@ NOTHING = tl.constexpr(slots.NOTHING)
 CHUNK = 32
 """Tokens of a chunk of scores: a table of 32 x 32 is one warp's."""
 LONG = 512
-"""Tokens from which on scores are made in chunks."""
+"""Tokens from which on scores are made in chunks; a quarter of them if a walk would drag along a wide state."""
+WIDE = 1024
+"""Numbers of a state up to which it is not."""
 BLOCK = 2048
 """Tokens of a block of chunks."""
 
@@ -114,19 +116,30 @@ def _distance(inner, own, memory, RAW: tl.constexpr):
     if RAW:
         far = tl.sqrt(tl.maximum(own + memory - 2 * inner, 0.0) / memory)
     else:
-        far = tl.sqrt(tl.maximum(2 - 2 * (inner / (tl.sqrt(own) * tl.sqrt(memory))), 0.0))
+        far = tl.sqrt(tl.maximum(2 - 2 * (inner * tl.rsqrt(own) * tl.rsqrt(memory)), 0.0))
     return tl.where(some, far, 0.0)
 
 
 @triton.jit
-def _dot(x, y, acc, PARTS: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, EXACT: tl.constexpr):
-    """acc + x y for x in DOT and y in ACC, with as many parts of y as hold its digits."""
-    part = y.to(DOT)
-    acc = tl.dot(x, part, acc=acc, input_precision=EXACT, out_dtype=ACC)
-    for _ in tl.static_range(PARTS - 1):
-        y -= part.to(ACC)
-        part = y.to(DOT)
-        acc = tl.dot(x, part, acc=acc, input_precision=EXACT, out_dtype=ACC)
+def _high(x, DOT: tl.constexpr, ACC: tl.constexpr):
+    """x to the digits of DOT: bfloat16 by integers, since a conversion there and back costs sixteen additions."""
+    if tl.bfloat16 == DOT:
+        return ((x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        return x.to(DOT).to(ACC)
+
+
+@triton.jit
+def _dot(x, y, acc, PARTS: tl.constexpr, LEFT: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, EXACT: tl.constexpr):
+    """acc + x y, where the digits of one (x if LEFT, else y) are more than DOT holds: that many parts of it."""
+    rest = x if LEFT else y
+    for step in tl.static_range(PARTS):
+        part = _high(rest, DOT, ACC) if step + 1 < PARTS else rest
+        if LEFT:
+            acc = tl.dot(part.to(DOT), y, acc=acc, input_precision=EXACT, out_dtype=ACC)
+        else:
+            acc = tl.dot(x, part.to(DOT), acc=acc, input_precision=EXACT, out_dtype=ACC)
+        rest -= part
     return acc
 
 
@@ -144,7 +157,7 @@ def table_kernel(
     threshold,
     table,  # [B H, NT, C, C]: the score of token t if the segment began at r < t
     follow,  # [B H, NT, C]: bits of the boundaries that follow one at r, with it
-    sums,  # [3, B H, NT, C]: of a segment that began at the chunk's first token <C, s_t> and |C|^2, and |s_t|^2
+    sums,  # [3, B H, NT, C]: <C, s_t> of a segment that began with the chunk, |s_t|^2, sums of log decays
     T,
     NT,
     H,
@@ -158,6 +171,7 @@ def table_kernel(
     LOG: tl.constexpr,
     RAW: tl.constexpr,
     DECAY: tl.constexpr,
+    PARTS: tl.constexpr,
     FLOOR: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
@@ -178,43 +192,57 @@ def table_kernel(
     gram = tl.dot(ks, tl.trans(ks), input_precision=EXACT, out_dtype=ACC)
     gram *= tl.dot(vs, tl.trans(vs), input_precision=EXACT, out_dtype=ACC)
     own = tl.sum(tl.where(i[:, None] == i[None, :], gram, 0.0), 1)
+    # In parts, all of them: a segment of one token has no other errors to balance its own. [t, r]: <C, s_t>.
+    ones = (i[:, None] >= i[None, :]).to(DOT)
+    at = sums + chunk * C + i
+    each = N.to(tl.int64) * NT * C
     if DECAY:
         g = tl.load(log_decay + (row + i) * H + h, mask=i < left, other=0.0).to(ACC)
         g = tl.maximum(g, FLOOR)
         after = tl.cumsum(g)
-        before = after - g
         a = tl.exp(g)
-        D = _between(before, after, i, ACC)
+        gram *= _between(after - g, after, i, ACC)
+        tl.store(at + 2 * each, after)
     else:
         a = tl.full([C], 1.0, dtype=ACC)
-        D = (i[:, None] > i[None, :]).to(ACC)
-    earlier = i[:, None] > i[None, :]
-    inner = tl.cumsum(gram * D, 1, reverse=True)  # [t, r]
-    # |C|^2 decays by a^2 and grows by 2 a <C, s_t> + |s_t|^2.
-    grown = tl.where(i[:, None] >= i[None, :], 2 * a[:, None] * inner + own[:, None], 0.0)
-    memory = tl.dot(D * D, grown, input_precision=EXACT, out_dtype=ACC)
-    far = _distance(inner, own[:, None], memory, RAW)
+        gram = tl.where(i[:, None] > i[None, :], gram, 0.0)
+    inner = _dot(gram, ones, tl.zeros([C, C], dtype=ACC), PARTS, True, DOT, ACC, EXACT)
+    tl.store(at, tl.sum(gram, 1))
+    tl.store(at + each, own)
+    # From here on a thread has the r's that it will have; what another has comes by memory.
+    table += chunk * C * C
+    tl.store(table + i[:, None] * C + i[None, :], inner, mask=i[:, None] > i[None, :])
+    tl.debug_barrier()
     tau = tl.load(threshold + head).to(ACC)
-    follows = tl.min(tl.where((far >= tau) & earlier, i[:, None], C), 0)
+    follows = tl.full([C], C, dtype=tl.int32)
+    inner = tl.zeros([C], dtype=ACC)
+    memory = tl.zeros([C], dtype=ACC)
+    ahead = tl.load(table + C + i, mask=i < 1, other=0.0)
+    ahead2 = tl.load(table + 2 * C + i, mask=i < 2, other=0.0)
+    ahead3 = tl.load(table + 3 * C + i, mask=i < 3, other=0.0)
+    for t in tl.static_range(1, C):
+        # |C|^2 decays by a^2 and grows by 2 a <C, s> + |s|^2.
+        to = i * 0 + t - 1
+        a_t = tl.gather(a, to, 0)
+        memory = a_t * (a_t * memory + 2 * inner) + tl.gather(own, to, 0)
+        memory = tl.where(i < t, memory, 0.0)
+        inner, ahead, ahead2 = ahead, ahead2, ahead3
+        ahead3 = tl.load(table + (t + 3) * C + i, mask=(i < t + 3) & (t + 3 < C), other=0.0)
+        far = _distance(inner, tl.gather(own, to + 1, 0), memory, RAW)
+        tl.store(table + t * C + i, far, mask=i < t)
+        follows = tl.where((far >= tau) & (i < t), tl.minimum(follows, t), follows)
     bits = tl.full([C], 1, dtype=BITS) << i
     for _ in tl.static_range(LOG):  # twice as far each time
         to = tl.minimum(follows, C - 1)
         bits |= tl.where(follows < C, tl.gather(bits, to, 0), 0)
         follows = tl.where(follows < C, tl.gather(follows, to, 0), C)
-    tl.store(table + (chunk * C + i[:, None]) * C + i[None, :], far, mask=earlier)
     tl.store(follow + chunk * C + i, bits)
-    each = N.to(tl.int64) * NT * C
-    at = sums + chunk * C + i
-    tl.store(at, tl.sum(tl.where(i[None, :] == 0, inner, 0.0), 1))
-    tl.store(at + each, tl.sum(tl.where(i[None, :] == 0, memory, 0.0), 1))
-    tl.store(at + 2 * each, own)
 
 
 @triton.jit
 def _chunk(
     k,
     v,
-    log_decay,
     sums,
     follow,
     marks,
@@ -239,22 +267,28 @@ def _chunk(
     row = n.to(tl.int64) * C
     ks = load_rows(k + row * keys, i, left, tl.arange(0, BK), keys, K, BK).to(DOT)
     vs = load_rows(v + row * H * V, i, left, tl.arange(0, BV), H * V, V, BV)
-    g = tl.zeros([C], dtype=ACC)
-    if DECAY:
-        g = tl.load(log_decay + (row + i) * H, mask=i < left, other=0.0).to(ACC)
     inner = tl.load(sums + row + i, mask=left > 0, other=0.0)
-    memory = tl.load(sums + each + row + i, mask=left > 0, other=0.0)
-    own = tl.load(sums + 2 * each + row + i, mask=left > 0, other=0.0)
+    own = tl.load(sums + each + row + i, mask=left > 0, other=0.0)
+    before, after = inner, inner
+    if DECAY:
+        at = sums + 2 * each + row + i
+        before = tl.load(at - 1, mask=(left > 0) & (i > 0), other=0.0)
+        after = tl.load(at, mask=left > 0, other=0.0)
     bits = tl.load(follow + row + i, mask=left > 0, other=0)
     old = tl.load(marks + n, mask=left > 0, other=0) if JOIN else 0
-    return ks, vs, g, inner, memory, own, bits, old
+    return ks, vs, inner, own, before, after, bits, old
+
+
+@triton.jit
+def _then(a, x, b, y):
+    """One step (a, x), that makes a N + x of N, and another."""
+    return a * b, b * x + y
 
 
 @kernel
 def chain_kernel(
     k,
     v,
-    log_decay,
     threshold,
     follow,
     sums,
@@ -277,7 +311,6 @@ def chain_kernel(
     DECAY: tl.constexpr,
     JOIN: tl.constexpr,  # blocks that have been chained, one after the other
     PARTS: tl.constexpr,
-    FLOOR: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     EXACT: tl.constexpr,
@@ -289,8 +322,6 @@ def chain_kernel(
     keys = (H // R) * K
     k += begin * keys + (h // R) * K
     v += (begin * H + h) * V
-    if DECAY:
-        log_decay += begin * H + h
     follow += head * NT * C
     sums += head * NT * C
     first += head * NT * C
@@ -298,41 +329,38 @@ def chain_kernel(
     each = N.to(tl.int64) * NT * C
     tau = tl.load(threshold + head).to(ACC)
     i = tl.arange(0, C)
-    kk = tl.arange(0, BK)
-    vv = tl.arange(0, BV)
-    at_exit = exits + head * P * K * V + kk[:, None] * V + vv[None, :]
-    keep = (kk < K)[:, None] & (vv < V)[None, :]
+    exits += head * P * K * V
     n = (p * L).to(tl.int32)
     end = tl.minimum(n + L, NT)
     S = tl.zeros([BK, BV], dtype=ACC)
     if JOIN:
         n += L
         end = NT
-        S = tl.load(at_exit, mask=keep, other=0.0)
+        S = load_rows(exits, tl.arange(0, BK), K, tl.arange(0, BV), V, V, BV)
     opening = n
-    ks, vs, g, inner, memory, own, bits, old = _chunk(
-        k, v, log_decay, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+    ks, vs, inner, own, before, after, bits, old = _chunk(
+        k, v, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
     )
     while n < end:
         # The next chunk's, while this one is worked on.
-        ks1, vs1, g1, inner1, memory1, own1, bits1, old1 = _chunk(
-            k, v, log_decay, sums, follow, marks, n + 1, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+        ks1, vs1, inner1, own1, before1, after1, bits1, old1 = _chunk(
+            k, v, sums, follow, marks, n + 1, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
         )
         y = vs.to(ACC)
-        read = tl.sum(_dot(ks, S, tl.zeros([C, BV], dtype=ACC), PARTS, DOT, ACC, EXACT) * y, 1)
+        # In two parts: errors of 2^-18 in the numbers of C are as good as those of a sum.
+        read = tl.sum(_dot(ks, S, tl.zeros([C, BV], dtype=ACC), PARTS, False, DOT, ACC, EXACT) * y, 1)
+        inner += tl.exp(before) * read if DECAY else read
         if DECAY:
-            g = tl.maximum(g, FLOOR)
-            after = tl.cumsum(g)
-            before = after - g
-            inner += tl.exp(before) * read
-            D = _between(before, after, i, ACC)
-            memory += tl.exp(2 * before) * tl.sum(S * S) + tl.sum(D * D * (2 * tl.exp(after) * read)[None, :], 1)
-            total = tl.sum(g)
+            a = tl.exp(after - before)
+            _, memory = tl.associative_scan((a * a, 2 * a * inner + own), 0, _then)
+            memory = tl.where(i > 0, tl.gather(memory, tl.maximum(i - 1, 0), 0), 0.0)
+            memory += tl.exp(2 * before) * tl.sum(S * S)
+            total = tl.min(after)
             w = tl.exp(tl.minimum(total - after, 0.0))
             kept = tl.exp(total)
         else:
-            inner += read
-            memory += tl.sum(S * S) + 2 * (tl.cumsum(read) - read)
+            grown = 2 * inner + own
+            memory = tl.sum(S * S) + (tl.cumsum(grown) - grown)
             w = tl.full([C], 1.0, dtype=ACC)
             kept = tl.full([], 1.0, dtype=ACC)
         far = _distance(inner, own, memory, RAW)
@@ -342,22 +370,22 @@ def chain_kernel(
         found = tl.sum(tl.where(i == found, bits, 0))  # the boundaries
         last = tl.max(tl.where(((found >> i) & 1) != 0, i, -1))
         y *= tl.where(i >= last, w, 0.0)[:, None]
-        S = _dot(tl.trans(ks), y, S * tl.where(last < 0, kept, 0.0), PARTS if DECAY else 1, DOT, ACC, EXACT)
+        S = _dot(tl.trans(ks), y, S * tl.where(last < 0, kept, 0.0), PARTS if DECAY else 1, False, DOT, ACC, EXACT)
         tl.store(first + n * C + i, far)
         tl.store(marks + n, found)
         n += 1
         met = (old & found) != 0
-        ks, vs, g, inner, memory, own, bits, old = ks1, vs1, g1, inner1, memory1, own1, bits1, old1
+        ks, vs, inner, own, before, after, bits, old = ks1, vs1, inner1, own1, before1, after1, bits1, old1
         if JOIN:
             block = (n - 1) // L
             if met:
-                S = tl.load(at_exit + block * K * V, mask=keep, other=0.0)
+                S = load_rows(exits + block * K * V, tl.arange(0, BK), K, tl.arange(0, BV), V, V, BV)
                 n = (block + 1) * L
-                ks, vs, g, inner, memory, own, bits, old = _chunk(
-                    k, v, log_decay, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
+                ks, vs, inner, own, before, after, bits, old = _chunk(
+                    k, v, sums, follow, marks, n, each, T, H, keys, K, V, BK, BV, C, DECAY, JOIN, DOT, ACC
                 )
     if not JOIN:
-        tl.store(at_exit + p * K * V, S, mask=keep)
+        store_rows(exits + p * K * V, S, tl.arange(0, BK), K, tl.arange(0, BV), V, V, BV)
 
 
 @kernel
@@ -702,19 +730,21 @@ def scores(
     chunk_size: int | None = None,
     block: int = BLOCK,
 ) -> tuple[Tensor, Tensor]:
-    """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, None `CHUNK` if there are `LONG` tokens;
-    `block` tokens of a block."""
+    """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, up to 64 the tokens of a chunk, a power of
+    two, None a choice by T, K and V; `block` tokens of a block."""
     (B, T, H, _), dtype = v.shape, torch.promote_types(k.dtype, v.dtype)
     dot, acc, _ = operands(dtype)
     score = v.new_empty((B, T, H), dtype=torch.float64 if acc == tl.float64 else torch.float32)
     boundary = torch.empty_like(score, dtype=torch.bool)
     size, warps = sizes(k, v, 4096)  # one warp for most: sums over several wait for each other at every token
     given: dict[str, Any] = {"k": k.contiguous(), "v": v.contiguous(), "threshold": threshold.contiguous()}
-    given |= {"log_decay": None if log_decay is None else log_decay.contiguous(), "DECAY": log_decay is not None}
-    given |= {"FLOOR": -708.0 if acc == tl.float64 else -87.0, "ACC": acc, "T": T, "H": H} | size
-    C = (CHUNK if T >= LONG else 0) if chunk_size is None else chunk_size
+    given |= {"DECAY": log_decay is not None, "ACC": acc, "T": T, "H": H} | size
+    decay: dict[str, Any] = {"log_decay": None if log_decay is None else log_decay.contiguous()}
+    decay |= {"FLOOR": -708.0 if acc == tl.float64 else -87.0}
+    least = LONG // 4 if size["K"] * size["V"] > WIDE else LONG
+    C = (CHUNK if least <= T else 0) if chunk_size is None else chunk_size
     if not C or reading == "token":
-        walk_kernel[(B * H,)](**given, score=score, boundary=boundary, READING=reading, num_warps=warps)
+        walk_kernel[(B * H,)](**given, **decay, score=score, boundary=boundary, READING=reading, num_warps=warps)
         return score, boundary
     N, NT, L = B * H, triton.cdiv(T, C), max(1, block // C)
     P = triton.cdiv(NT, L)
@@ -726,15 +756,22 @@ def scores(
     table, sums, first = (score.new_empty(shape) for shape in ((N, NT, C, C), (3, N, NT, C), (N, NT, C)))
     follow, marks = (score.new_empty(shape, dtype=bits) for shape in ((N, NT, C), (N, NT)))
     given |= {"follow": follow, "sums": sums}
-    table_kernel[(N * NT,)](**given, table=table, BITS=follow_type, LOG=(C - 1).bit_length(), num_warps=warps)
+    parts = 3 if dot == tl.bfloat16 else 1
+    how = {"BITS": follow_type, "LOG": (C - 1).bit_length(), "PARTS": parts, "num_warps": warps}
+    table_kernel[(N * NT,)](**given, **decay, **how, table=table)
     exits = score.new_empty((N, P, size["K"], size["V"]))
-    given |= {"first": first, "marks": marks, "exits": exits, "P": P, "L": L, "PARTS": 3 if dot == tl.bfloat16 else 1}
-    given["num_warps"] = min(8, max(1, given["BK"] * given["BV"] // 1024))
+    given |= {"first": first, "marks": marks, "exits": exits, "P": P, "L": L, "PARTS": min(parts, 2)}
+    given |= resources(given["BK"] * given["BV"])
     chain_kernel[(N * P,)](**given, JOIN=False)
     if P > 1:
         chain_kernel[(N,)](**given, JOIN=True)
     pick_kernel[(N * NT,)](table, first, marks, score, boundary, T, NT, H, C=C, num_warps=warps)
     return score, boundary
+
+
+def resources(size: int) -> dict[str, int]:
+    """Of a chain whose state has `size` numbers."""
+    return {"num_warps": min(8, max(1, size // 1024))}
 
 
 def fill(

@@ -25,9 +25,9 @@ DEVICE = "cuda" if GPU else "cpu"
 DTYPE, TOL = (torch.float32, 1e-4) if GPU else (torch.float64, 1e-9)
 
 
-def heads(n: int, T: int, **how: Any) -> tuple[Tensor, Tensor]:
+def heads(n: int, T: int, seed: int = 0, **how: Any) -> tuple[Tensor, Tensor]:
     """k [1, T, n, 6] and v [1, T, n, 5]."""
-    found = [tokens(seed, T, **how) for seed in range(n)]
+    found = [tokens(seed + head, T, **how) for head in range(n)]
     k, v = (torch.stack([head[i] for head in found], dim=1)[None].to(DEVICE, DTYPE) for i in (0, 1))
     return k, v
 
@@ -53,7 +53,7 @@ def check(
 @pytest.mark.parametrize("S", [1, 2, 4])
 def test_the_kernels_are_the_torch_form(S: int, rule: Any) -> None:
     T = 300 if GPU else 15
-    k, v = heads(2, T, length=3)
+    k, v = heads(2, T, seed=8, length=3)  # no score within 4e-3 of its threshold
     tau = torch.tensor([[0.7, 1.0]], device=DEVICE, dtype=DTYPE)
     assert S == 1 or check(k, v, tau, S, rule) > 0, "the cache overflows, so that the rule is asked"
 
@@ -71,33 +71,39 @@ def test_readings_and_decay(decayed: bool, reading: Any) -> None:
 
 @pytest.mark.parametrize("T", [1, 16, 70])
 @pytest.mark.parametrize(("reading", "decayed"), [("memory", False), ("memory", True), ("memory_raw", False)])
-def test_scores_in_chunks_are_those_of_the_walk(reading: str, decayed: bool, T: int) -> None:
-    """Many boundaries a chunk, and none for several chunks."""
-    for length, level in ((3, 0.7), (30, 1.2)):
+def test_scores_in_chunks_are_those_of_the_torch_form(reading: str, decayed: bool, T: int) -> None:
+    """Many boundaries a chunk, and none for several blocks of two chunks."""
+    for length, level in ((3, 0.7), (40, 1.4)):
         k, v = heads(2, T, length=length)
         g = -0.5 * torch.rand(1, T, 2, generator=torch.Generator().manual_seed(T)).to(DEVICE, DTYPE)
         g[:, T // 2] = -torch.inf
         given = (k, v, torch.tensor([[level, level + 0.2]], device=DEVICE, dtype=DTYPE), g if decayed else None)
         expected, boundary = boundaries(*given, reading=reading)  # type: ignore[arg-type]
-        for chunk in (16, 64) if GPU else (16,):
-            score, found = schedule_triton.scores(*given, reading, chunk_size=chunk)
+        for chunk in (16, 32, 64) if GPU else (16,):
+            score, found = schedule_triton.scores(*given, reading, chunk, block=2 * chunk)
             torch.testing.assert_close(score, expected, rtol=TOL, atol=TOL)
             assert torch.equal(found, boundary)
 
 
 @pytest.mark.skipif(not GPU, reason="bfloat16 products need a device")
-def test_low_precision_inputs_are_scored_in_float32() -> None:
-    """Where the open segment is another's after a close call, scores are not compared."""
+@pytest.mark.parametrize("level", [0.9, 1.9])
+@pytest.mark.parametrize("decayed", [False, True], ids=["", "decayed"])
+def test_low_precision_inputs_are_scored_in_float32(decayed: bool, level: float) -> None:
+    """Where the open segment is another's after a close call, scores are not compared. Blocks change no bit."""
     draw = torch.Generator().manual_seed(0)
-    k, v = (torch.randn(2, 3000, 2, 64, generator=draw).repeat_interleave(40, 1)[:, :3000] for _ in range(2))
+    k, v = (torch.randn(2, 5000, 2, 64, generator=draw).repeat_interleave(40, 1)[:, :5000] for _ in range(2))
     k, v = ((x + 0.5 * torch.randn(x.shape, generator=draw)).to(DEVICE).bfloat16() for x in (k, v))
-    tau = torch.full((2, 2), 0.9, device=DEVICE)
-    expected, boundary = boundaries(k.double(), v.double(), tau.double())
-    for chunk in (0, 64):
-        score, found = schedule_triton.scores(k, v, tau, None, "memory", chunk_size=chunk)
+    tau = torch.full((2, 2), level, device=DEVICE)
+    g = -0.05 * torch.rand(2, 5000, 2, generator=draw).to(DEVICE) if decayed else None
+    expected, boundary = boundaries(k.double(), v.double(), tau.double(), None if g is None else g.double())
+    for chunk in (0, 32, 64):
+        score, found = schedule_triton.scores(k, v, tau, g, "memory", chunk)
         same = (found != boundary).cumsum(1) == 0
         assert same.double().mean() > 0.9
         assert (score - expected)[same].abs().max() < 1e-4
+        alone = schedule_triton.scores(k, v, tau, g, "memory", chunk, block=5000)
+        assert torch.equal(score, alone[0])
+        assert torch.equal(found, alone[1])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -125,6 +131,24 @@ def test_scores_are_counted_in_units_as_in_torch() -> None:
             truth = slots(boundary, 3, rule="weak", score=score)
             found = schedule_triton.fill(boundary, score, None, None, 3, "weak")
             assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
+
+
+def test_densities_are_compared_as_integers() -> None:
+    """Close in float32 and apart by a unit in the sum of 80 scores; below one unit; all equal; none at all."""
+    close = torch.full((3, 121, 1), 1.5)
+    close[torch.arange(3), torch.tensor([1, 50, 119])] += 2.0**-20
+    every = torch.arange(121)[None, :, None] % 40 == 0
+    few = torch.randint(0, 3, (1, 40, 2), generator=torch.Generator().manual_seed(0)) * 2.0**-20
+    for score, boundary, S in (
+        (close, every.expand(3, 121, 1), 3),
+        (few, torch.ones(1, 40, 2, dtype=torch.bool), 4),
+        (few * 0 + 0.7, torch.ones(1, 40, 2, dtype=torch.bool), 33),
+        (None, torch.ones(1, 8, 1, dtype=torch.bool), 4),
+    ):
+        score, boundary = None if score is None else score.to(DEVICE, DTYPE), boundary.to(DEVICE)
+        found = schedule_triton.fill(boundary, score, None, None, S, "density")
+        truth = slots(boundary, S, score=score)
+        assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
 
 
 def test_it_is_a_torch_operator_that_folds_models() -> None:
