@@ -152,7 +152,7 @@ def operator(
     given |= {wide: tensor(width) for wide in ("q", "k", "v", "do")}
     given |= {narrow: tensor(dtype=torch.float32) for narrow in ("beta", "log_decay")}
     given |= {"level_scale": tensor(levels, dtype=torch.float32)} | ({} if decay else {"log_decay": None})
-    if name in ("dla", "dla.pairs"):
+    if name in ("dla", "dla.pairs", "dla.delta"):
         given |= {"rank_scale": tensor(30, dtype=torch.float32), "starts": tensor(30, dtype=torch.int32)}
         given |= {"until": tensor(dtype=torch.int32), "gated": True}
     if name == "hla":  # the one with most terms

@@ -70,6 +70,17 @@ TABLES = {
         "rank_kernel": Limit(products=None),
         "sum_kernel": Limit(products=None),
     },
+    ("dla.delta", 64): {
+        "solve_kernel": Limit(64, "mma"),
+        "chunk_kernel": Limit(),
+        "mask_kernel": Limit(products=None),
+        "walk_kernel": Limit(),
+        "row_kernel": Limit(),
+        "column_kernel": Limit(),
+        "rank_kernel": Limit(products=None),
+        "gradients_kernel": Limit(),
+        "sum_kernel": Limit(products=None),
+    },
     ("dla.schedule", 64): {"walk_kernel": Limit(products=None), "slots_kernel": Limit(products=None)},
     ("hla", 64): {
         "walk_kernel": Limit(616),
@@ -149,7 +160,7 @@ def test_kernels_take_any_combination_of_arguments():
     names = (
         ["linear_attention", "log_linear_gated_delta_rule"],
         ["gated_delta_rule", "log_linear_attention"],
-        ["hla", "dla"],
+        ["hla", "dla", "dla.delta"],
     )
     runs = [start(*some) for some in names]
     for run, some in zip(runs, names, strict=True):
