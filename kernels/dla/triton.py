@@ -44,11 +44,15 @@ from mixassay.kernels.dla.mask_triton import sum_kernel, sums  # noqa: F401 (del
 from mixassay.kernels.dla.weights_triton import (
     by_rank,
     by_slot,
+    inner,
     inner_starts,
+    pick,
+    rank_of,
     ranks,
-    seen,
     up_to_starts,
     weighed,
+    weight_at,
+    weights_at,
 )
 
 # Compiled once, whatever the sizes.
@@ -65,11 +69,13 @@ def _tile(H, NT):
 
 @triton.jit
 def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
-    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts."""
-    high = y.to(DOT)
-    acc = tl.dot(x, high, acc=acc, input_precision=PREC, out_dtype=ACC)
+    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts, both bfloat16."""
+    high = y
+    if TWICE:  # cut off, not rounded: conversions both ways take a fourth of a GPU's speed
+        high = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    acc = tl.dot(x, high.to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
     if TWICE:
-        acc = tl.dot(x, (y - high.to(ACC)).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
+        acc = tl.dot(x, (y - high).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
     return acc
 
 
@@ -165,6 +171,18 @@ def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
     return h, offset + (p >> tl.maximum(h, 0)) - 1
 
 
+@triton.jit
+def _decayed(A, to, G, P, head, n, p, T, NT, C: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
+    """A [t, j] of tiles n and p times e^{G_t - G_j} for j <= t, else 0; `to` is what G has of tile n."""
+    t = n * C + tl.arange(0, C)
+    j = p * C + tl.arange(0, C)
+    if DECAY:
+        since = (tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + p)).to(to.dtype)
+        since -= tl.load(G + head * T + j, mask=j < T, other=0.0)
+        A *= weight(to[:, None] + since[None, :], ACC)
+    return tl.where(t[:, None] >= j[None, :], A, 0.0)
+
+
 @kernel
 def output_kernel(
     q,
@@ -201,15 +219,13 @@ def output_kernel(
     row = first + n * C
     left = T - n * C
     i = tl.arange(0, C)
-    t = n * C + i
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
     qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    to = tl.zeros([C], dtype=ACC)
     if DECAY:
-        at_G = G + head * T
         at_P = P + head * (NT + 1)
-        to = tl.load(at_G + n * C + i, mask=i < left, other=0.0)
+        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
     out = tl.zeros([C, BV], dtype=ACC)
     p = n + 1
     while p > 0:
@@ -217,7 +233,7 @@ def output_kernel(
         begin = tl.max(tl.where(begin < p * C, begin, 0))
         height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
         if height >= 0:
-            _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+            w = weight_at(rank_of(p * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             at, keep = _state(K, V, BK, BV)
             S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
             if DECAY:
@@ -226,16 +242,11 @@ def output_kernel(
             p -= 1 << height
         if height < 0:
             p -= 1
-            j = p * C + i
             ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
-                since -= tl.load(at_G + j, mask=j < T, other=0.0)
-                A *= weight(to[:, None] + since[None, :], ACC)
-            A = tl.where(t[:, None] >= j[None, :], A, 0.0)
+            A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
             opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
-            AM = weighed(A, st, W, opened, n * C, p * C, C, BS, SLOTS)
+            AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
     _store(o, out * scale, row, h, i, left, H, V, BV)
@@ -351,14 +362,15 @@ def node_kernel(
             row = b * T + n * C
             left = T - n * C
             st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-            W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
             qs = tl.trans(_load(q, row, h // R, i, left, H // R, K, BK).to(DOT))
-            dos = _load(do, row, h, i, left, H, V, BV).to(ACC) * scale
-            _, w, up, down = seen(st, W, r[None, :], end * C - 1, 1, SLOTS)
+            dos = _load(do, row, h, i, left, H, V, BV).to(ACC)
+            w, up, down = weights_at(rank_of(end * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+            D = tl.zeros([C], dtype=ACC) + scale
             if DECAY:
                 to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
                 since = tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + end)
-                dos *= weight(since.to(to.dtype) + to, ACC)[:, None]
+                D *= weight(since.to(to.dtype) + to, ACC)
+            w, up, down = w * D, up * D, down * D
             dS = _dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
             if GATE:
                 dS_up = _dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
@@ -414,16 +426,14 @@ def query_kernel(
     row = first + n * C
     left = T - n * C
     i = tl.arange(0, C)
-    t = n * C + i
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    W = by_rank(rank_scale, row, h, i[:, None], left, r[None, :], H, SLOTS)
     qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     dos = _load(do, row, h, i, left, H, V, BV).to(DOT)
+    to = tl.zeros([C], dtype=ACC)
     if DECAY:
-        at_G = G + head * T
         at_P = P + head * (NT + 1)
-        to = tl.load(at_G + n * C + i, mask=i < left, other=0.0)
+        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
     dqs = tl.zeros([C, BK], dtype=ACC)
     before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
     total = tl.zeros([C], dtype=ACC)
@@ -433,7 +443,7 @@ def query_kernel(
         begin = tl.max(tl.where(begin < p * C, begin, 0))
         height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
         if height >= 0:
-            _, w, _, _ = seen(st, W, r[None, :], p * C - 1, 1, SLOTS)
+            w = weight_at(rank_of(p * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             at, keep = _state(K, V, BK, BV)
             S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
             x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
@@ -446,20 +456,15 @@ def query_kernel(
             p -= 1 << height
         if height < 0:
             p -= 1
-            j = p * C + i
             ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-            if DECAY:
-                since = (tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype)
-                since -= tl.load(at_G + j, mask=j < T, other=0.0)
-                dA *= weight(to[:, None] + since[None, :], ACC)
-            dA = tl.where(t[:, None] >= j[None, :], dA, 0.0)
+            dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
             F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
             total += tl.sum(F, 1)
             before += up_to_starts(F, st, opened, n * C, p * C, C)
-            dAM = weighed(dA, st, W, opened, n * C, p * C, C, BS, SLOTS)
+            dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
     dw = by_slot(before, total, C, BS) * scale
     _store(dq, dqs * scale, row, h, i, left, H, K, BK)
@@ -469,6 +474,7 @@ def query_kernel(
         at = rank_scale + (row * H + h) * SLOTS + i[:, None] * H * SLOTS + r[None, :]
         at_u = u + head * T + n * C + i
         each = N.to(tl.int64) * T
+        W = tl.load(at, mask=live, other=0.0)
         tl.store(at_u, tl.sum(W * dw, 1), mask=i < left)
         if GATE:
             more = live & (r + 1 < SLOTS)[None, :]
@@ -559,8 +565,9 @@ def key_kernel(
         A *= D
         st = by_rank(starts, row, h, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
         W = by_rank(rank_scale, row, h, i[None, :], left, r[:, None], H, SLOTS)
-        rank, w, up, down = seen(st, W, r[:, None], m * C, 0, SLOTS)  # of the tile's first token
-        if latest > n * C:  # slots that start within
+        rank = rank_of(m * C, st, 0)
+        place, several = inner(opened, n * C, C)
+        if several:
             each = ranks(rank, opened, t, j, 0)
             M = tl.gather(W, each, 0)
             if GATE:
@@ -571,13 +578,22 @@ def key_kernel(
             A *= M
             dA *= M
         else:
+            w = pick(W, r[:, None], rank, 0)
+            up = pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
+            newer = pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
+            open = latest > t
+            within = i[:, None] >= place
+            M = tl.where(within, tl.where(open, newer, w)[None, :], w[None, :])
             if GATE:
-                column_up += tl.sum(F * up[None, :], 1)
-                column_down += tl.sum(F * down[None, :], 1)
+                newest = pick(W, r[:, None], tl.maximum(rank - 2, 0), 0)
+                down = w - newer
+                column_up += tl.sum(F * tl.where(within, tl.where(open, down, up)[None, :], up[None, :]), 1)
+                step = tl.where(open, newer - newest, down)
+                column_down += tl.sum(F * tl.where(within, step[None, :], down[None, :]), 1)
             if DECAY:
-                column += tl.sum(F * w[None, :], 1)
-            A *= w[None, :]
-            dA *= w[None, :]
+                column += tl.sum(F * M, 1)
+            A *= M
+            dA *= M
         dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
     dks *= scale

@@ -1,8 +1,8 @@
 """The weights of a pair of tiles, in Triton: M[t, j] = rank_scale[t, rank of j at t], and the gradient of rank_scale.
 
 The rank of j at t is the number of slots that start behind j and up to t: in t's row of starts those behind the first
-token of the tile of j, less those up to j, a running sum over the tile's tokens whose `until` is above t. A tile
-without any has one weight a row.
+token of the tile of j, less those up to j, a running sum over the tile's tokens whose `until` is above t. A tile with
+one such token has two weights a row, one without any has one.
 
 With F[t, j] the gradient of M[t, j], that of rank_scale[t, r] is the sum of F[t, j] over the tokens j of rank r at t.
 It comes from running sums of F: what lies up to the start of a slot, less what lies up to that of the next older one.
@@ -27,19 +27,30 @@ def inner_starts(until, row, h, i, left, H):
 
 
 @triton.jit
+def rank_of(j, st, AXIS: tl.constexpr):
+    """Of one token j, for all that have starts st."""
+    return tl.sum((st > j).to(tl.int32), AXIS)
+
+
+@triton.jit
 def pick(x, r, rank, AXIS: tl.constexpr):
     """Each token's value at its `rank`."""
     return tl.sum(tl.where(r == tl.expand_dims(rank, AXIS), x, 0.0), AXIS)
 
 
 @triton.jit
-def seen(st, W, r, j, AXIS: tl.constexpr, SLOTS: tl.constexpr):
-    """For token j as the tokens with starts `st` and weights W see it: its rank, the rank's weight, and the steps to
-    the weights next to it."""
-    rank = tl.sum((st > j).to(tl.int32), AXIS)
-    w = pick(W, r, rank, AXIS)
-    up = pick(W, r, tl.minimum(rank + 1, SLOTS - 1), AXIS) - w
-    return rank, w, up, w - pick(W, r, tl.maximum(rank - 1, 0), AXIS)
+def weight_at(rank, table, row, h, i, left, H, SLOTS: tl.constexpr):
+    """rank_scale of the rows i at a rank each, clamped: loads, not a sum over a table of all ranks."""
+    at = table + (row * H + h) * SLOTS + i * H * SLOTS
+    return tl.load(at + tl.minimum(tl.maximum(rank, 0), SLOTS - 1), mask=i < left, other=0.0)
+
+
+@triton.jit
+def weights_at(rank, table, row, h, i, left, H, SLOTS: tl.constexpr):
+    """The same, and the steps to the weights next to it."""
+    w = weight_at(rank, table, row, h, i, left, H, SLOTS)
+    up = weight_at(rank + 1, table, row, h, i, left, H, SLOTS) - w
+    return w, up, w - weight_at(rank - 1, table, row, h, i, left, H, SLOTS)
 
 
 @triton.jit
@@ -52,25 +63,40 @@ def ranks(rank, opened, t, j, AXIS: tl.constexpr):
 
 
 @triton.jit
-def weighed(A, st, W, opened, now, begin, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr):
-    """A . M, [t, j]; st and W [t, r]."""
+def inner(opened, now, C: tl.constexpr):
+    """Of the starts within a tile that tokens from `now` on see: the place of the only one (C: none), and whether there
+    are several."""
+    found = tl.sum(tl.where(opened > now, C + tl.arange(0, C), 0))
+    return tl.where(found > 0, found - C, C), found >= 2 * C
+
+
+@triton.jit
+def weighed(A, st, table, opened, row, h, left, now, begin, H, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr):
+    """A . M, [t, j], for the weights of the rows t in `table` and st [t, r]."""
     i = tl.arange(0, C)
-    rank, w, _, _ = seen(st, W, tl.arange(0, BS)[None, :], begin, 1, SLOTS)
-    AM = A * w[:, None]  # not M alone: so it lies as A does
-    if tl.max(opened) > now:  # slots that start within
+    rank = rank_of(begin, st, 1)
+    place, several = inner(opened, now, C)
+    if several:
+        W = by_rank(table, row, h, i[:, None], left, tl.arange(0, BS)[None, :], H, SLOTS)
         AM = A * tl.gather(W, ranks(rank, opened, now + i, begin + i, 1), 1)
+    else:
+        w = weight_at(rank, table, row, h, i, left, H, SLOTS)
+        newer = weight_at(rank - (tl.max(opened) > now + i).to(tl.int32), table, row, h, i, left, H, SLOTS)
+        AM = A * tl.where(i[None, :] >= place, newer[:, None], w[:, None])  # not M alone: so it lies as A does
     return AM
 
 
 @triton.jit
 def up_to_starts(F, st, opened, now, begin, C: tl.constexpr):
     """Of F [t, j], for each t and r the sum over the tokens j before the start of t's slot of rank r; st [t, r]."""
-    if tl.max(opened) > now:
+    place, several = inner(opened, now, C)
+    if several:
         upto = tl.minimum(st - begin, C)
         sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
         before = tl.where(upto > 0, sums, 0.0)
     else:
-        before = tl.where(st >= begin + C, tl.sum(F, 1)[:, None], 0.0)
+        some = tl.sum(tl.where(tl.arange(0, C)[None, :] < place, F, 0.0), 1)
+        before = tl.where(st >= begin + C, tl.sum(F, 1)[:, None], tl.where(st > begin, some[:, None], 0.0))
     return before
 
 
