@@ -92,7 +92,7 @@ def walk_kernel(
         at_k += tl.where(t + 1 < T, keys, 0)
         at_v += tl.where(t + 1 < T, H * V, 0)
         x, y = _token(at_k, at_v, kk, vv, K, V, ACC)
-        far = _distance(inner, own, memory, READING == "memory_raw")
+        far = _distance(inner, own, _inverse(own), memory, READING == "memory_raw")
         far = tl.where(t == 0, tau, far).to(ACC)
         found = far >= tau
         tl.store(score + at, far)
@@ -108,16 +108,19 @@ def walk_kernel(
 
 
 @triton.jit
-def _distance(inner, own, memory, RAW: tl.constexpr):
-    """As `boundaries.distance`."""
-    some = (own > 0) & (memory > 0)
-    own = tl.where(own > 0, own, 1.0)
-    memory = tl.where(memory > 0, memory, 1.0)
+def _inverse(square):
+    """1 / the root, 0 for 0."""
+    return tl.where(square > 0, tl.rsqrt(tl.where(square > 0, square, 1.0)), 0.0)
+
+
+@triton.jit
+def _distance(inner, own, inverse, memory, RAW: tl.constexpr):
+    """As `boundaries.distance`; `inverse` is that of `own`."""
     if RAW:
-        far = tl.sqrt(tl.maximum(own + memory - 2 * inner, 0.0) / memory)
+        far = tl.sqrt(tl.maximum(own + memory - 2 * inner, 0.0) / tl.where(memory > 0, memory, 1.0))
     else:
-        far = tl.sqrt(tl.maximum(2 - 2 * (inner * tl.rsqrt(own) * tl.rsqrt(memory)), 0.0))
-    return tl.where(some, far, 0.0)
+        far = tl.sqrt(tl.maximum(2 - 2 * (inner * inverse * _inverse(memory)), 0.0))
+    return tl.where((own > 0) & (memory > 0), far, 0.0)
 
 
 @triton.jit
@@ -214,6 +217,7 @@ def table_kernel(
     tl.store(table + i[:, None] * C + i[None, :], inner, mask=i[:, None] > i[None, :])
     tl.debug_barrier()
     tau = tl.load(threshold + head).to(ACC)
+    inverse = _inverse(own)
     follows = tl.full([C], C, dtype=tl.int32)
     inner = tl.zeros([C], dtype=ACC)
     memory = tl.zeros([C], dtype=ACC)
@@ -228,7 +232,7 @@ def table_kernel(
         memory = tl.where(i < t, memory, 0.0)
         inner, ahead, ahead2 = ahead, ahead2, ahead3
         ahead3 = tl.load(table + (t + 3) * C + i, mask=(i < t + 3) & (t + 3 < C), other=0.0)
-        far = _distance(inner, tl.gather(own, to + 1, 0), memory, RAW)
+        far = _distance(inner, tl.gather(own, to + 1, 0), tl.gather(inverse, to + 1, 0), memory, RAW)
         tl.store(table + t * C + i, far, mask=i < t)
         follows = tl.where((far >= tau) & (i < t), tl.minimum(follows, t), follows)
     bits = tl.full([C], 1, dtype=BITS) << i
@@ -363,7 +367,7 @@ def chain_kernel(
             memory = tl.sum(S * S) + (tl.cumsum(grown) - grown)
             w = tl.full([C], 1.0, dtype=ACC)
             kept = tl.full([], 1.0, dtype=ACC)
-        far = _distance(inner, own, memory, RAW)
+        far = _distance(inner, own, _inverse(own), memory, RAW)
         if not JOIN:
             far = tl.where((n == opening) & (i == 0), tau, far)
         found = tl.min(tl.where((far >= tau) & (i < T - n * C), i, C))
@@ -751,7 +755,7 @@ def scores(
     given |= {"NT": NT, "N": N, "C": C, "RAW": reading == "memory_raw", "DOT": dot}
     given |= {"BK": tile(size["K"]), "BV": tile(size["V"])}
     given |= {"EXACT": "ieee" if acc == tl.float64 else "tf32x3"}
-    warps = max(1, C * C // 1024)
+    warps = max(1, C * C // 1024, given["BK"] * given["BV"] * k.element_size() // 2**15)
     bits, follow_type = (torch.int32, tl.int32) if C <= 32 else (torch.int64, tl.int64)
     table, sums, first = (score.new_empty(shape) for shape in ((N, NT, C, C), (3, N, NT, C), (N, NT, C)))
     follow, marks = (score.new_empty(shape, dtype=bits) for shape in ((N, NT, C), (N, NT)))
@@ -761,7 +765,7 @@ def scores(
     table_kernel[(N * NT,)](**given, **decay, **how, table=table)
     exits = score.new_empty((N, P, size["K"], size["V"]))
     given |= {"first": first, "marks": marks, "exits": exits, "P": P, "L": L, "PARTS": min(parts, 2)}
-    given |= resources(given["BK"] * given["BV"])
+    given |= resources(given["BK"] * given["BV"] * k.element_size())
     chain_kernel[(N * P,)](**given, JOIN=False)
     if P > 1:
         chain_kernel[(N,)](**given, JOIN=True)
@@ -770,8 +774,8 @@ def scores(
 
 
 def resources(size: int) -> dict[str, int]:
-    """Of a chain whose state has `size` numbers."""
-    return {"num_warps": min(8, max(1, size // 1024))}
+    """Of a chain whose state would be `size` bytes in the inputs' dtype."""
+    return {"num_warps": min(8, max(1, size // 2048))}
 
 
 def fill(
