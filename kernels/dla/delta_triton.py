@@ -42,10 +42,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mixassay.kernels.common.triton import Cut, operands, tile
+from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
-from mixassay.kernels.dla.pairs_triton import Plan as PairsPlan
-from mixassay.kernels.dla.pairs_triton import _Call as PairsCall
 from mixassay.kernels.gated_delta_rule.triton import load_turned, solve_kernel
 
 kernel = triton.jit(do_not_specialize=["first", "T", "NT", "H", "R"])
@@ -143,22 +142,23 @@ def walk_kernel(
         out = tl.zeros([C, BV], dtype=ACC)
     S = load_heads(scores, row, h, i, left, H, C, C).to(ACC)
     Y = load_heads(q, row, h // R, i, left, H // R, K, BK).to(ACC)
-    for step in range(0, n + 1):
+    for step in range(0, n):
         j = (n - step) * C
         A = S * _strengths(beta, begin + j, h, i, T - j, H, ACC)[None, :]
         if OUTPUT:
             vs = load_heads(v, begin + j, h, i, T - j, H, V, BV).to(DOT)
-            m = tl.load(M + j.to(tl.int64) * side)
-            out = tl.dot((A * m).to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
-        # After the last step nobody reads Y and S.
+            mask = tl.load(M + j.to(tl.int64) * side)
+            out = tl.dot((A * mask).to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
         ks = load_heads(k, begin + j, h // R, i, T - j, H // R, K, BK).to(DOT)
         Y = tl.dot((-A).to(DOT), ks, acc=Y, input_precision=PREC, out_dtype=ACC)
-        j -= C
         if not OUTPUT:
-            store_heads(ys, Y, _pair(head, n, j // C, NT, C), 0, i, tl.where(j < 0, 0, C), 1, K, BK)
-        us = load_heads(keys, begin + j, h, i, tl.where(j < 0, 0, T - j), H, K, BK)
+            store_heads(ys, Y, _pair(head, n, n - step - 1, NT, C), 0, i, C, 1, K, BK)
+        us = load_heads(keys, begin + j - C, h, i, C, H, K, BK)
         S = tl.dot(Y.to(DOT), tl.trans(us), input_precision=PREC, out_dtype=ACC)
     if OUTPUT:
+        A = S * _strengths(beta, begin, h, i, T, H, ACC)[None, :]
+        vs = load_heads(v, begin, h, i, T, H, V, BV).to(DOT)
+        out = tl.dot((A * tl.load(M)).to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
         store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
@@ -202,7 +202,7 @@ def row_kernel(
         j = p * C
         bs = _strengths(beta, begin + j, h, i, T - j, H, ACC)
         if p > 0:
-            us = load_heads(keys, begin + j - C, h, i, T - j + C, H, K, BK)
+            us = load_heads(keys, begin + j - C, h, i, C, H, K, BK)
             dY = tl.dot(dS.to(DOT), us, acc=dY, input_precision=PREC, out_dtype=ACC)
         vs = load_heads(v, begin + j, h, i, T - j, H, V, BV).to(DOT)
         ks = load_heads(k, begin + j, h // R, i, T - j, H // R, K, BK).to(DOT)
@@ -272,17 +272,17 @@ def column_kernel(
     dbV = tl.dot(S.to(DOT), dos, input_precision=PREC, out_dtype=ACC)
     for n in range(m + 1, NT):
         t = n * C
-        ys_ = load_heads(ys, _pair(head, n, m, NT, C), 0, i, C, 1, K, BK)
-        dys_ = load_heads(dys, _pair(head, n, m, NT, C), 0, i, C, 1, K, BK)
+        Y = load_heads(ys, _pair(head, n, m, NT, C), 0, i, C, 1, K, BK)
+        dY = load_heads(dys, _pair(head, n, m, NT, C), 0, i, C, 1, K, BK)
         dos = load_heads(do, begin + t, h, i, T - t, H, V, BV).to(DOT)
-        S = tl.dot(us, tl.trans(ys_), input_precision=PREC, out_dtype=ACC)
+        S = tl.dot(us, tl.trans(Y), input_precision=PREC, out_dtype=ACC)
         Z = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC) * scale
         tl.store(E + t + at, S * Z * bs[:, None])
         mask = tl.load(M + t + at).to(ACC)
-        dbK = tl.dot((-S).to(DOT), dys_, acc=dbK, input_precision=PREC, out_dtype=ACC)
+        dbK = tl.dot((-S).to(DOT), dY, acc=dbK, input_precision=PREC, out_dtype=ACC)
         dbV = tl.dot((S * mask).to(DOT), dos, acc=dbV, input_precision=PREC, out_dtype=ACC)
-        dS = Z * mask - tl.dot(ks, tl.trans(dys_), input_precision=PREC, out_dtype=ACC)
-        dU = tl.dot((dS * bs[:, None]).to(DOT), ys_, acc=dU, input_precision=PREC, out_dtype=ACC)
+        dS = Z * mask - tl.dot(ks, tl.trans(dY), input_precision=PREC, out_dtype=ACC)
+        dU = tl.dot((dS * bs[:, None]).to(DOT), Y, acc=dU, input_precision=PREC, out_dtype=ACC)
     dbV *= scale
     store_heads(dkeys, dU, row, h, i, here, H, K, BK)
     store_heads(dbk, dbK, row, h, i, here, H, K, BK)
@@ -452,7 +452,7 @@ def kept(q: Tensor, *shape: int) -> Tensor:
     return q.new_empty(shape, dtype=q.dtype if narrow else torch.float32)
 
 
-class _Call(PairsCall):
+class _Call(pairs_triton.Call):
     """The sizes of one call, its operands made contiguous, and its launches, for some heads at a time."""
 
     def __init__(
@@ -468,7 +468,7 @@ class _Call(PairsCall):
         how: Plan | None,
     ) -> None:
         how = how or plan(q.dtype, q.shape[-1], v.shape[-1])
-        pairs = PairsPlan(how.C, how.rows, how.num_warps, how.num_stages)
+        pairs = pairs_triton.Plan(how.C, how.rows, how.num_warps, how.num_stages)
         super().__init__(q, k, v, rank_scale, until, log_decay, scale, pairs)
         self.column_warps = how.column_warps
         self.beta = beta.to(self.acc).contiguous()

@@ -108,7 +108,7 @@ def forward(
     how: Plan | None = None,
 ) -> Tensor:
     """o; rank_scale and log_decay in the accumulator's dtype or narrower, `until` of the schedule."""
-    call = _Call(q, k, v, rank_scale, until, log_decay, scale, how)
+    call = Call(q, k, v, rank_scale, until, log_decay, scale, how)
     o = torch.empty_like(call.v)
     M = call.matrix(call.dot)
     for part in call.parts():
@@ -130,7 +130,7 @@ def backward(
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, rank_scale, log_decay and, where there is one, of the boundaries' gate."""
-    call = _Call(q, k, v, rank_scale, until, log_decay, scale, how)
+    call = Call(q, k, v, rank_scale, until, log_decay, scale, how)
     do = do.to(v.dtype).contiguous()
     alone = call.R == 1  # else the heads that share a key are added
     dq, dk = (call.new(call.B, call.T, call.H, call.K, dtype=q.dtype if alone else call.acc) for _ in range(2))
@@ -149,7 +149,7 @@ def backward(
     return dq, dk, dv, dweights, dg, dgate
 
 
-class _Call:
+class Call:
     """The sizes of one call, its operands made contiguous, and its launches, for some heads at a time."""
 
     def __init__(

@@ -128,12 +128,21 @@ def test_nothing_is_read_past_the_end_or_from_the_neighbours() -> None:
     contract.assert_close(kernels(x, found, do, 16), kernels(plain, found, do, 16), 0.0)
 
 
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of the mask go through all of their rows, live or not."""
+    plan = delta_triton.plan
+    monkeypatch.setattr(delta_triton, "plan", lambda *given: plan(*given)._replace(C=16, rows=16))
+
+
+@pytest.mark.usefixtures("few_rows")
 def test_they_are_a_torch_operator() -> None:
     x, found = given(Case(3, 2, heads=(1, 1)))
     q, k, v, weights, beta, g, p = (x[n].requires_grad_() for n in LEAVES)
     torch.library.opcheck(delta_registered.forward, (q, k, v, weights, found.until, beta, g, p, 0.3))
 
 
+@pytest.mark.usefixtures("few_rows")
 def test_models_fold_and_learn_through_the_public_call() -> None:
     """Schedule and output of two models with thresholds of their own, and ordinary gradients, also of the gate."""
     T, members = 20, [given(Case(20, 3, heads=(2, 2)))[0] for _ in range(2)]
@@ -203,3 +212,15 @@ def test_bfloat16_and_reruns_in_a_graph(T: int) -> None:
     for name, y in {"o": o, **dict(zip(LEAVES, grads, strict=True))}.items():
         off = (y.double() - expected[name]).norm() / expected[name].norm()
         assert off < 2e-2, (name, float(off))
+
+
+@pytest.mark.skipif(not GPU, reason="a CPU has no atomics to avoid")
+@pytest.mark.parametrize("T", [100, 600])
+def test_the_torch_form_reruns_bit_equal(T: int) -> None:
+    x, found = given(Case(T, 8, heads=(2, 2)), torch.float32)
+    runs = []
+    for _ in range(2):
+        leaf: dict[str, Any] = {n: y.detach().requires_grad_() for n, y in x.items()}
+        o = dla(**leaf, schedule=found, backend="torch")
+        runs.append([o, *torch.autograd.grad(o.square().sum(), list(leaf.values()))])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
