@@ -38,9 +38,8 @@ from mixassay.kernels.common.triton import (
     weight,
 )
 from mixassay.kernels.dla import pairs_triton
-from mixassay.kernels.dla.heads_triton import load_heads as _load
-from mixassay.kernels.dla.heads_triton import store_heads as _store
-from mixassay.kernels.dla.mask_triton import sum_kernel, sums  # noqa: F401 (delta_triton)
+from mixassay.kernels.dla.heads_triton import load_heads, store_heads
+from mixassay.kernels.dla.mask_triton import sums
 from mixassay.kernels.dla.weights_triton import (
     by_rank,
     by_slot,
@@ -126,8 +125,8 @@ def leaf_kernel(
     row = b * T + n * C
     left = T - n * C
     i = tl.arange(0, C)
-    ks = _load(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = _load(v, row, h, i, left, H, V, BV).to(ACC)
+    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
     if DECAY:
         at_P = P + head * (NT + 1) + n
         total = tl.load(at_P + 1) - tl.load(at_P)
@@ -221,7 +220,7 @@ def output_kernel(
     i = tl.arange(0, C)
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     to = tl.zeros([C], dtype=ACC)
     if DECAY:
         at_P = P + head * (NT + 1)
@@ -242,14 +241,14 @@ def output_kernel(
             p -= 1 << height
         if height < 0:
             p -= 1
-            ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
             opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
             AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
-            vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
+            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
-    _store(o, out * scale, row, h, i, left, H, V, BV)
+    store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
 @kernel
@@ -362,8 +361,8 @@ def node_kernel(
             row = b * T + n * C
             left = T - n * C
             st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-            qs = tl.trans(_load(q, row, h // R, i, left, H // R, K, BK).to(DOT))
-            dos = _load(do, row, h, i, left, H, V, BV).to(ACC)
+            qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT))
+            dos = load_heads(do, row, h, i, left, H, V, BV).to(ACC)
             w, up, down = weights_at(rank_of(end * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             D = tl.zeros([C], dtype=ACC) + scale
             if DECAY:
@@ -428,8 +427,8 @@ def query_kernel(
     i = tl.arange(0, C)
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    dos = _load(do, row, h, i, left, H, V, BV).to(DOT)
+    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
     to = tl.zeros([C], dtype=ACC)
     if DECAY:
         at_P = P + head * (NT + 1)
@@ -456,8 +455,8 @@ def query_kernel(
             p -= 1 << height
         if height < 0:
             p -= 1
-            ks = _load(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-            vs = _load(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
+            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
             dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
             F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
@@ -467,8 +466,8 @@ def query_kernel(
             dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
     dw = by_slot(before, total, C, BS) * scale
-    _store(dq, dqs * scale, row, h, i, left, H, K, BK)
-    _store(drank_scale, dw, row, h, i, left, H, SLOTS, BS)
+    store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
+    store_heads(drank_scale, dw, row, h, i, left, H, SLOTS, BS)
     if DECAY or GATE:
         live = (i < left)[:, None] & (r < SLOTS)[None, :]
         at = rank_scale + (row * H + h) * SLOTS + i[:, None] * H * SLOTS + r[None, :]
@@ -532,8 +531,8 @@ def key_kernel(
     j = m * C + i
     here = T - m * C
     r = tl.arange(0, BS)
-    ks = _load(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
-    vs = _load(v, first + m * C, h, i, here, H, V, BV).to(DOT)
+    ks = load_heads(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
+    vs = load_heads(v, first + m * C, h, i, here, H, V, BV).to(DOT)
     if DECAY:
         at_P = P + head * (NT + 1)
         since = tl.load(G + head * T + j, mask=j < T, other=0.0)
@@ -549,8 +548,8 @@ def key_kernel(
         t = n * C + i
         left = T - n * C
         row = first + n * C
-        qs = _load(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-        dos = _load(do, row, h, i, left, H, V, BV).to(DOT)
+        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
         A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
         dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
         D = t[None, :] >= j[:, None]
@@ -630,8 +629,8 @@ def key_kernel(
         column_up += tl.sum(x * ks.to(ACC), 1) * e
         x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
         column_down += tl.sum(x * ks.to(ACC), 1) * e
-    _store(dk, dks, first + m * C, h, i, here, H, K, BK)
-    _store(dv, dvs, first + m * C, h, i, here, H, V, BV)
+    store_heads(dk, dks, first + m * C, h, i, here, H, K, BK)
+    store_heads(dv, dvs, first + m * C, h, i, here, H, V, BV)
     if DECAY or GATE:
         at_u = u + head * T + j
     if DECAY:
@@ -762,10 +761,6 @@ class _Call:
             "G": G_,
             "P": P,
             "scale": scale,
-            "columns": None,
-            "blocks": 0,
-            "side": 0,
-            "ROWS": 1,
             "T": self.T,
             "NT": self.NT,
             "H": self.H,
