@@ -38,29 +38,30 @@ def _rows(first, T, H, side, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _behind(until, log_decay, D, at, j, t, live, DECAY: tl.constexpr, DIAGONAL: tl.constexpr):
-    """Which rows come to an older slot behind token j, and the decays D that they then have."""
-    starts = tl.load(until + at, mask=live, other=0) > t
-    if DIAGONAL:
-        starts = starts & (j <= t)
+def _decayed(D, log_decay, at, j, t, T, DECAY: tl.constexpr, DIAGONAL: tl.constexpr):
+    """The decays of the tokens behind j."""
     if DECAY:
-        g = tl.maximum(tl.load(log_decay + at, mask=live, other=0.0), WEAKEST).to(D.dtype)
+        g = tl.maximum(tl.load(log_decay + at, mask=j < T, other=0.0), WEAKEST).to(D.dtype)
         a = tl.exp2(g * LOG2_E)
         D *= tl.where(j <= t, a, 1.0) if DIAGONAL else a
-    return starts, D
+    return D
 
 
 @triton.jit
-def _mask_row(M, weights, until, log_decay, state, at, j, t, T, DECAY: tl.constexpr, DIAGONAL: tl.constexpr):
+def _mask_row(M, weights, until, log_decay, state, at, j, t, first, T, DECAY: tl.constexpr, DIAGONAL: tl.constexpr):
     """`state`: where the row's weight is, the weight, and the decay."""
     here, w, D = state
     m = w * D if DECAY else w
     if DIAGONAL:
         m = tl.where(j <= t, m, 0.0)
     tl.store(M + t, m.to(M.dtype.element_ty))
-    starts, D = _behind(until, log_decay, D, at, j, t, (j < T) & (j > 0), DECAY, DIAGONAL)
-    here += starts.to(tl.int32)
-    return here, tl.load(weights + here, mask=starts, other=w), D
+    D = _decayed(D, log_decay, at, j, t, T, DECAY, DIAGONAL)
+    last = tl.load(until + at, mask=(j < T) & (j > 0), other=0)
+    if last > first:
+        starts = (last > t) & (j <= t) if DIAGONAL else last > t
+        here += starts.to(tl.int32)
+        w = tl.load(weights + here, mask=starts, other=w)
+    return here, w, D
 
 
 @triton.jit(do_not_specialize=["first", "T", "H"])
@@ -85,21 +86,17 @@ def mask_kernel(
     j = block * ROWS + ROWS
     M += matrix + j.to(tl.int64) * side
     at = begin + j * H
-    for _ in range(ROWS):
-        j -= 1
-        at -= H
-        M -= side
-        state = _mask_row(M, weights, until, log_decay, state, at, j, t, T, DECAY, True)
-    for _ in range(block * ROWS):
-        j -= 1
-        at -= H
-        M -= side
-        state = _mask_row(M, weights, until, log_decay, state, at, j, t, T, DECAY, False)
+    for part in tl.static_range(2):  # the block's own tokens, then those before
+        for _ in range(block * ROWS if part else ROWS):
+            j -= 1
+            at -= H
+            M -= side
+            state = _mask_row(M, weights, until, log_decay, state, at, j, t, block * ROWS, T, DECAY, part == 0)
 
 
 @triton.jit
 def _rank_row(
-    f, weights, drank_scale, until, log_decay, columns, more, state, last, at, j, t, T,
+    f, weights, drank_scale, until, log_decay, columns, more, state, last, at, j, t, first, T,
     DECAY: tl.constexpr, GATE: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """`state`: where the row's weight is, the weight, the next older one's, the step from the next newer one's, the
@@ -119,15 +116,18 @@ def _rank_row(
         x = f * down
         u_down += x
         tl.store(columns + 2 * more, tl.sum(x))
-    starts, D = _behind(until, log_decay, D, at, j, t, j < T, DECAY, DIAGONAL)
-    tl.store(drank_scale + here, inside, mask=starts)
-    inside = tl.where(starts, 0.0, inside)
-    here += starts.to(tl.int32)
-    if DECAY or GATE:
-        w = tl.where(starts, older, w)
-        older = tl.load(weights + tl.minimum(here + 1, last), mask=starts, other=older)
-    if GATE:
-        down = tl.where(starts, up, down)
+    D = _decayed(D, log_decay, at, j, t, T, DECAY, DIAGONAL)
+    until_j = tl.load(until + at, mask=j < T, other=0)
+    if until_j > first:
+        starts = (until_j > t) & (j <= t) if DIAGONAL else until_j > t
+        tl.store(drank_scale + here, inside, mask=starts)
+        inside = tl.where(starts, 0.0, inside)
+        here += starts.to(tl.int32)
+        if DECAY or GATE:
+            w = tl.where(starts, older, w)
+            older = tl.load(weights + tl.minimum(here + 1, last), mask=starts, other=older)
+        if GATE:
+            down = tl.where(starts, up, down)
     return here, w, older, down, D, inside, u, u_up, u_down
 
 
@@ -165,24 +165,19 @@ def rank_kernel(
     blocks = side // ROWS
     more = N.to(tl.int64) * blocks * side
     columns += (head * blocks + block) * side + j
-    for _ in range(ROWS):
-        j -= 1
-        at -= H
-        E -= side
-        columns -= 1
-        f = tl.load(E + t, mask=(j <= t) & (t < T), other=0.0)
-        state = _rank_row(
-            f, weights, drank_scale, until, log_decay, columns, more, state, last, at, j, t, T, DECAY, GATE, True
-        )
-    for _ in range(block * ROWS):
-        j -= 1
-        at -= H
-        E -= side
-        columns -= 1
-        f = tl.load(E + t, mask=t < T, other=0.0)
-        state = _rank_row(
-            f, weights, drank_scale, until, log_decay, columns, more, state, last, at, j, t, T, DECAY, GATE, False
-        )
+    f = tl.load(E - side + t, mask=(j - 1 <= t) & (t < T), other=0.0)
+    for part in tl.static_range(2):  # the block's own tokens, then those before
+        for _ in range(block * ROWS if part else ROWS):
+            j -= 1
+            at -= H
+            E -= side
+            columns -= 1
+            ahead = tl.load(E - side + t, mask=(j - 1 <= t) & (t < T) & (j > 0), other=0.0)  # does not wait
+            state = _rank_row(
+                f, weights, drank_scale, until, log_decay, columns, more, state, last, at, j, t, block * ROWS, T,
+                DECAY, GATE, part == 0,
+            )  # fmt: skip
+            f = ahead
     u += head * T + t
     if DECAY:
         tl.store(u, state[6], mask=t < T)
