@@ -41,7 +41,9 @@ LONG = 512
 WIDE = 1024
 """Numbers of a state up to which it is not."""
 BLOCK = 2048
-"""Tokens of a block of chunks."""
+"""Tokens of a block of chunks, at least."""
+BLOCKS = 512
+"""Of all heads, as many as run side by side."""
 
 
 @triton.jit
@@ -732,10 +734,10 @@ def scores(
     log_decay: Tensor | None,
     reading: str,
     chunk_size: int | None = None,
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, up to 64 the tokens of a chunk, a power of
-    two, None a choice by T, K and V; `block` tokens of a block."""
+    """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, 16, 32 or 64 the tokens of a chunk, None a
+    choice by T, K and V; `block` tokens of a block, None `BLOCK` or more."""
     (B, T, H, _), dtype = v.shape, torch.promote_types(k.dtype, v.dtype)
     dot, acc, _ = operands(dtype)
     score = v.new_empty((B, T, H), dtype=torch.float64 if acc == tl.float64 else torch.float32)
@@ -750,7 +752,8 @@ def scores(
     if not C or reading == "token":
         walk_kernel[(B * H,)](**given, **decay, score=score, boundary=boundary, READING=reading, num_warps=warps)
         return score, boundary
-    N, NT, L = B * H, triton.cdiv(T, C), max(1, block // C)
+    N, NT = B * H, triton.cdiv(T, C)
+    L = max(1, (block or max(BLOCK, N * T // BLOCKS)) // C)
     P = triton.cdiv(NT, L)
     given |= {"NT": NT, "N": N, "C": C, "RAW": reading == "memory_raw", "DOT": dot}
     given |= {"BK": tile(size["K"]), "BV": tile(size["V"])}
@@ -802,7 +805,7 @@ def fill(
     number = torch.empty_like(boundary, dtype=torch.int32)
     units = shift.new_empty((B * H, T)) if score is not None else shift
     how = {"DENSITY": rule == "density", "HAS_SCORE": score is not None}
-    tokens = min(1024, triton.next_power_of_2(max(T, 32)))
+    tokens = min(4096, triton.next_power_of_2(max(T, 32)))
     list_kernel[(B * H,)](
         boundary, None if score is None else score.contiguous(), count, token, units, number, T, H,
         C=tokens, SPLIT=capacity > 1, **how, num_warps=max(1, tokens // 256),
