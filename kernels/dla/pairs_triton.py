@@ -84,7 +84,7 @@ class Plan(NamedTuple):
     """How a call is spread over the machine. It changes speed and rounding, nothing else."""
 
     C: int  # tokens in a tile
-    rows: int  # of a program of the mask, a multiple of C
+    rows: int  # of a program of the mask, a multiple of C; fewer where a sequence has fewer
     num_warps: int
     num_stages: int
 
@@ -166,8 +166,9 @@ class Call:
         (self.B, self.T, G, self.K), (self.H, self.V) = q.shape, v.shape[2:]
         self.how = how or plan(q.dtype, self.K, self.V)
         self.N, self.R, self.NT = self.B * self.H, self.H // G, triton.cdiv(self.T, self.how.C)
-        self.blocks = triton.cdiv(self.T, self.how.rows)
-        self.side = self.blocks * self.how.rows
+        rows = min(self.how.rows, max(32, self.how.C, triton.next_power_of_2(self.T)))
+        self.blocks = triton.cdiv(self.T, rows)
+        self.side = self.blocks * rows
         self.heads = min(self.N, max(1, PAIRS // self.side**2))
         self.q, self.k, self.v, self.scale = q.contiguous(), k.contiguous(), v.contiguous(), scale
         DOT, ACC, PREC = operands(q.dtype)
@@ -177,7 +178,7 @@ class Call:
         self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
         self.tiles: dict[str, Any] = {"C": self.how.C, "DOT": DOT, "ACC": ACC, "PREC": PREC}
         self.tiles |= {"num_warps": self.how.num_warps, "num_stages": self.how.num_stages}
-        self.rows = {"SLOTS": rank_scale.shape[3], "ROWS": self.how.rows, "DECAY": log_decay is not None}
+        self.rows = {"SLOTS": rank_scale.shape[3], "ROWS": rows, "DECAY": log_decay is not None}
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.q.new_empty(shape, dtype=dtype or self.acc)
