@@ -416,7 +416,7 @@ def _units(score):
     whole = tl.floor(x)
     n = whole.to(tl.int64)
     half = x - whole
-    return n + ((half > 0.5) | ((half == 0.5) & (n % 2 == 1))).to(tl.int64)
+    return n + ((half > 0.5) | ((half == 0.5) & ((n & 1) == 1))).to(tl.int64)
 
 
 @triton.jit
@@ -469,13 +469,14 @@ def _lightest(total, n, r, S: tl.constexpr, BS: tl.constexpr):
     or few; integers decide between these."""
     total, n = _pair(total, r, BS), tl.maximum(_pair(n, r, BS), 1)
     rough = tl.where(r < S - 1, total.to(tl.float32) / n.to(tl.float32), float("inf"))
-    least = tl.min(rough.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)  # of integers at once: none is < 0
-    near = rough <= least * (1 + 2**-18) + 2**-18  # densities below one unit are rounded to 2^-20 of it
+    least = tl.min(rough.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)  # at once, of integers
+    near = rough <= least + tl.abs(least) * 2**-18 + 2**-18  # densities below one unit are rounded to 2^-20 of it
     moved = tl.max(tl.where(near, r, -1))
     if tl.sum(near.to(tl.int32)) > 1:
         cost = total * UNIT // n
+        cost -= (cost * n > total * UNIT).to(tl.int64)  # to the lower one: a first score may be a negative threshold
         lowest = tl.min(tl.where(near, cost * BS + (BS - 1 - r), 2**62))  # of equals the oldest
-        moved = (BS - 1 - lowest % BS).to(tl.int32)
+        moved = (BS - 1 - (lowest & (BS - 1))).to(tl.int32)
     return moved
 
 

@@ -134,12 +134,16 @@ def test_scores_are_counted_in_units_as_in_torch() -> None:
 
 
 def test_densities_are_compared_as_integers() -> None:
-    """Close in float32 and apart by a unit in the sum of 80 scores; below one unit; all equal; none at all."""
+    """Close in float32 and apart by a unit in the sum of 80 scores; below one unit; a first score that is a negative
+    threshold, halfway between two units; all equal; none at all."""
     close = torch.full((3, 121, 1), 1.5)
     close[torch.arange(3), torch.tensor([1, 50, 119])] += 2.0**-20
     every = torch.arange(121)[None, :, None] % 40 == 0
     few = torch.randint(0, 3, (1, 40, 2), generator=torch.Generator().manual_seed(0)) * 2.0**-20
+    below = few.clone()
+    below[:, 0] = -2.5 * 2.0**-20
     for score, boundary, S in (
+        (below, torch.ones(1, 40, 2, dtype=torch.bool), 3),
         (close, every.expand(3, 121, 1), 3),
         (few, torch.ones(1, 40, 2, dtype=torch.bool), 4),
         (few * 0 + 0.7, torch.ones(1, 40, 2, dtype=torch.bool), 33),
