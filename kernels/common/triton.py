@@ -68,10 +68,15 @@ def decay(exponent, keep):
     return tl.exp2(tl.where(keep, tl.minimum(exponent, 0.0), float("-inf")))
 
 
+def half(dtype: torch.dtype) -> bool:
+    """Whether tensor cores multiply it at their full rate."""
+    return dtype in (torch.bfloat16, torch.float16)
+
+
 def sum_dtype(dtype: torch.dtype) -> Any:
-    """In what log decays are summed. float32 is no more exact than bfloat16 products need: in it, a strong decay
-    swallows the digits of the weak ones after it."""
-    return tl.float32 if dtype == torch.bfloat16 else tl.float64
+    """In what log decays are summed. float32 is no more exact than products of half precision need: in it, a strong
+    decay swallows the digits of the weak ones after it."""
+    return tl.float32 if half(dtype) else tl.float64
 
 
 def tile(width: int) -> int:
@@ -84,13 +89,11 @@ def tile(width: int) -> int:
 def operands(dtype: torch.dtype) -> tuple[Any, Any, str]:
     """Operand dtype of the products, accumulator dtype and input precision for tensors of this dtype.
 
-    float16 goes through tf32, which holds its digits exactly and has the range that states need. float32 is exact
-    unless torch.backends.cuda.matmul.allow_tf32 says otherwise.
+    Of float16, states are operands too: above 65,504 they are inf, gradients below 6e-8 are 0. float32 is exact unless
+    torch.backends.cuda.matmul.allow_tf32 says otherwise.
     """
-    if dtype == torch.bfloat16:
-        return tl.bfloat16, tl.float32, "ieee"
-    if dtype == torch.float16:
-        return tl.float32, tl.float32, "tf32"
+    if half(dtype):
+        return tl.bfloat16 if dtype == torch.bfloat16 else tl.float16, tl.float32, "ieee"
     if dtype == torch.float64:
         return tl.float64, tl.float64, "ieee"
     return tl.float32, tl.float32, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -41,11 +41,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import Cut, operands, tile
+from mixassay.kernels.common.triton import Cut, half, operands, tile
 from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
-from mixassay.kernels.gated_delta_rule.triton import load_turned, solve_kernel
+from mixassay.kernels.gated_delta_rule.triton import inverse_precision, load_turned, solve_kernel
 
 kernel = triton.jit(do_not_specialize=["first", "T", "NT", "H", "R"])
 
@@ -374,7 +374,7 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    if dtype == torch.bfloat16:
+    if half(dtype):
         return Plan(64, 128, 8 if max(K, V) > 64 else 4, 8, 2)
     # Exact products fill a thread's registers; chunks of 32 want two warps where tensor cores serve (`tile`).
     return Plan(16, 128, 8, 8, 1) if operands(dtype)[2] == "ieee" else Plan(32, 128, 2, 2, 1)
@@ -448,8 +448,7 @@ def backward(
 
 def kept(q: Tensor, *shape: int) -> Tensor:
     """Room for what kernels keep for one another, in the dtype of products."""
-    narrow = q.dtype in (torch.bfloat16, torch.float64)
-    return q.new_empty(shape, dtype=q.dtype if narrow else torch.float32)
+    return q.new_empty(shape, dtype=q.dtype)
 
 
 class _Call(pairs_triton.Call):
@@ -506,7 +505,7 @@ class _Call(pairs_triton.Call):
             ACC=acc,
             SUM=acc,
             PREC=precision,
-            EXACT="tf32" if self.q.dtype == torch.bfloat16 else precision,  # N is bfloat16 then
+            EXACT=inverse_precision(self.q.dtype, self.K),
             num_warps=1,
             num_stages=1,
         )

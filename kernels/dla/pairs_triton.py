@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import operands, tile
+from mixassay.kernels.common.triton import half, operands, tile
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import mask_kernel, rank_kernel, sums
 
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    if dtype == torch.bfloat16:
+    if half(dtype):
         return Plan(32, 128, 2, 2) if max(K, V) <= 16 else Plan(64, 128, 8 if max(K, V) > 64 else 4, 2)
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose tiles want more rows
     return Plan(16, 128, 8, 1) if exact else Plan(32, 128, 4, 1)
@@ -173,7 +173,7 @@ class Call:
         self.q, self.k, self.v, self.scale = q.contiguous(), k.contiguous(), v.contiguous(), scale
         DOT, ACC, PREC = operands(q.dtype)
         self.acc = torch.promote_types(q.dtype, torch.float32)
-        self.dot = q.dtype if q.dtype == torch.bfloat16 else self.acc
+        self.dot = q.dtype if half(q.dtype) else self.acc
         self.rank_scale, self.until = rank_scale.to(self.acc).contiguous(), until.contiguous()
         self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
         self.tiles: dict[str, Any] = {"C": self.how.C, "DOT": DOT, "ACC": ACC, "PREC": PREC}

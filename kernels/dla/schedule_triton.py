@@ -740,7 +740,7 @@ def scores(
     """`boundaries.boundaries`. chunk_size 0 is the walk from token to token, 16, 32 or 64 the tokens of a chunk, None a
     choice by T, K and V; `block` tokens of a block, None `BLOCK` or more."""
     (B, T, H, _), dtype = v.shape, torch.promote_types(k.dtype, v.dtype)
-    dot, acc, _ = operands(dtype)
+    dot, acc, _ = operands(torch.float32 if dtype == torch.float16 else dtype)  # states may be out of its range
     score = v.new_empty((B, T, H), dtype=torch.float64 if acc == tl.float64 else torch.float32)
     boundary = torch.empty_like(score, dtype=torch.bool)
     size, warps = sizes(k, v, 4096)  # one warp for most: sums over several wait for each other at every token

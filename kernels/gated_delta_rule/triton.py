@@ -37,6 +37,7 @@ from torch import Tensor
 from mixassay.kernels.common.triton import (
     WEAKEST,
     Cut,
+    half,
     load_log_decay,
     load_rows,
     operands,
@@ -641,6 +642,11 @@ def precision(dtype: torch.dtype, K: int) -> str:
     return "ieee" if K > 128 else operands(dtype)[2]
 
 
+def inverse_precision(dtype: torch.dtype, K: int) -> str:
+    """Of the products that make M, which is kept in the inputs' dtype."""
+    return {torch.bfloat16: "tf32", torch.float16: "tf32x3"}.get(dtype) or precision(dtype, K)
+
+
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process.
 
@@ -648,7 +654,7 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     memory at a width of 32. Keys wider than 128 and wide dtypes do without segments: `join` has no room for them.
     """
     one, four, eight = Launch(1, 1), Launch(4, 1), Launch(8, 1)
-    if dtype == torch.bfloat16:
+    if half(dtype):
         solve = Launch(1, 1, registers=168)  # twelve warps on a multiprocessor instead of eight
         if K <= 64 or (V <= 64 and K <= 128):
             return Plan(64, 64, 64, 264, solve, Launch(4, 2), Launch(4, 2), eight, four)
@@ -762,7 +768,7 @@ class _Call:
         self.how = how or plan(q.dtype, self.K, self.V)
         self.precision = precision(q.dtype, self.K)
         self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.dot = torch.bfloat16 if q.dtype == torch.bfloat16 else self.acc  # what the kernels keep for one another
+        self.dot = q.dtype if half(q.dtype) else self.acc  # what the kernels keep for one another
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.beta = self.wide(beta)
         self.sum = torch.float32 if sum_dtype(q.dtype) == tl.float32 else torch.float64
@@ -807,7 +813,7 @@ class _Call:
             BK=min(self.BK, 64),
             DECAY=self.g is not None,
             SUM=sum_dtype(self.q.dtype),
-            EXACT="tf32" if self.dot == torch.bfloat16 else self.precision,  # M is bfloat16 then
+            EXACT=inverse_precision(self.q.dtype, self.K),
         )
 
     def forward(
@@ -896,7 +902,7 @@ class _Call:
             HAS_FAR=far is not None,
             PACKED=self.cut.table is not None,
             ACC=operands(self.q.dtype)[1],
-            EXACT="tf32x3" if self.dot == torch.bfloat16 else self.precision,
+            EXACT="tf32x3" if half(self.dot) else self.precision,
             num_warps=self.how.join.num_warps,
             num_stages=self.how.join.num_stages,
         )

@@ -33,6 +33,7 @@ from torch import Tensor
 from mixassay.kernels.common.triton import (
     WEAKEST,
     Cut,
+    half,
     load_log_decay,
     load_rows,
     operands,
@@ -323,9 +324,9 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    if dtype == torch.bfloat16 and max(K, V) > 64:
+    if half(dtype) and max(K, V) > 64:
         return Plan(528, border=Launch(64, 128, 128, 4, 3), walk=Launch(64, 128, 64, 4, 2))
-    if dtype == torch.bfloat16:
+    if half(dtype):
         return Plan(264, border=Launch(128, 64, 64, 4, 3), walk=Launch(64, 64, 64, 4, 3))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose chunks want more rows
     other = Launch(16, 64, 64, 8, 1) if exact else Launch(32, 64, 64, 4, 1)

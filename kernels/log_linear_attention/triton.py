@@ -34,7 +34,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, WEAKEST, load_rows, operands, store_rows, sum_dtype, tile, weight
+from mixassay.kernels.common.triton import (
+    LOG2_E,
+    WEAKEST,
+    half,
+    load_rows,
+    operands,
+    store_rows,
+    sum_dtype,
+    tile,
+    weight,
+)
 
 LEAVES = tl.constexpr(4)  # chunks that one program of the tree's lower end takes
 FAN = tl.constexpr(16)  # nodes that one program of its upper part adds up
@@ -856,9 +866,9 @@ class Plan(NamedTuple):
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     two, three = Launch(4, 2), Launch(8, 3)
-    if dtype == torch.bfloat16 and max(K, V) > 64:
+    if half(dtype) and max(K, V) > 64:
         return Plan(64, 128, Launch(8, 1), two, three, Launch(8, 1), keys=Launch(4, 1), queries=two)
-    if dtype == torch.bfloat16:  # fewer registers: more programs at a time
+    if half(dtype):  # fewer registers: more programs at a time
         return Plan(64, 64, Launch(4, 1), two, two, Launch(4, 1), keys=Launch(4, 1, 128), queries=Launch(4, 2, 168))
     exact = operands(dtype)[2] == "ieee"  # without tensor cores
     other = Launch(8 if exact else 4, 1)
@@ -901,7 +911,7 @@ def _packed(cu_seqlens: Tensor, C: int, total: int) -> Tensor:
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """In what states are kept: in what a product reads them."""
-    return dtype if dtype in (torch.bfloat16, torch.float64) else torch.float32
+    return torch.float32 if dtype == torch.float32 else dtype
 
 
 def tree_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, ...] | None:
@@ -1086,7 +1096,7 @@ class _Call:
         if self.log_decay is None:
             return None, None
         H, chunks = self.heads, self.chunks
-        wide = torch.float32 if self.q.dtype == torch.bfloat16 else torch.float64
+        wide = torch.float32 if half(self.q.dtype) else torch.float64
         g = self.q.new_empty((self.rows, H), dtype=wide)
         totals = self.q.new_empty((chunks.sequences, H, chunks.NT), dtype=torch.float64)
         HEADS = min(16, triton.next_power_of_2(H))

@@ -51,6 +51,7 @@ from torch import Tensor
 from mixassay.kernels.common.triton import (
     WEAKEST,
     Cut,
+    half,
     load_log_decay,
     load_rows,
     operands,
@@ -58,7 +59,7 @@ from mixassay.kernels.common.triton import (
     sum_dtype,
     weight,
 )
-from mixassay.kernels.gated_delta_rule.triton import precision, solve_kernel
+from mixassay.kernels.gated_delta_rule.triton import inverse_precision, precision, solve_kernel
 
 # Compiled once, whatever the sizes: offsets are multiples of K and V, which are known.
 kernel = triton.jit(
@@ -938,7 +939,7 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     memory at a width of 32.
     """
     one, four, eight = Launch(1, 1), Launch(4, 1), Launch(8, 1)
-    if dtype == torch.bfloat16:
+    if half(dtype):
         if K <= 128:
             BV = 64 if V <= 64 else 128
             pull = Launch(4, 2, 168) if K <= 64 else four  # three programs on a multiprocessor instead of two
@@ -1004,8 +1005,7 @@ def backward(
 
 def _kept(q: Tensor, *shape: int) -> Tensor:
     """Room for what kernels keep for one another, in the dtype of products."""
-    narrow = q.dtype in (torch.bfloat16, torch.float64)
-    return q.new_empty(shape, dtype=q.dtype if narrow else torch.float32)
+    return q.new_empty(shape, dtype=q.dtype)
 
 
 class _Call:
@@ -1072,7 +1072,7 @@ class _Call:
             ACC=acc,
             SUM=acc,
             PREC=precision(self.q.dtype, self.K),
-            EXACT="tf32" if self.q.dtype == torch.bfloat16 else precision(self.q.dtype, self.K),  # M is bfloat16 then
+            EXACT=inverse_precision(self.q.dtype, self.K),
             num_warps=self.how.solve.num_warps,
             num_stages=self.how.solve.num_stages,
         )

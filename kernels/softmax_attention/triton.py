@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, load_rows, operands, store_rows, tile
+from mixassay.kernels.common.triton import LOG2_E, half, load_rows, operands, store_rows, tile
 
 
 @triton.jit
@@ -194,10 +194,10 @@ class Plan(NamedTuple):
 
 
 def plan(dtype: torch.dtype, K: int) -> Plan:
-    if dtype == torch.bfloat16 and K <= 64:
+    if half(dtype) and K <= 64:
         few = Launch(64, 64, 4, 2, maxnreg=128)
         return Plan(few, few, Launch(64, 64, 4, 2, maxnreg=168 if tile(K) == K else None))
-    launch = Launch(64, 64, 4, 2) if dtype == torch.bfloat16 else Launch(32, 16, 4, 1)
+    launch = Launch(64, 64, 4, 2) if half(dtype) else Launch(32, 16, 4, 1)
     return Plan(launch, launch, launch)
 
 
