@@ -644,7 +644,7 @@ def precision(dtype: torch.dtype, K: int) -> str:
 
 def inverse_precision(dtype: torch.dtype, K: int) -> str:
     """Of the products that make M, which is kept in the inputs' dtype."""
-    return {torch.bfloat16: "tf32", torch.float16: "tf32x3"}.get(dtype) or precision(dtype, K)
+    return "tf32" if half(dtype) else precision(dtype, K)
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
