@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import packed_attention, softmax_attention, softmax_attention_step
 from mixassay.mixers import Mixer, State, mixer, nbytes
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.rotary import rotate
 from mixassay.mixers.parts.short_conv import ShortConv
@@ -51,11 +52,11 @@ class Attention(Mixer):
             raise UserError(f"rope_base must be greater than 0, got {rope_base}")
         self.window, self.rope, self.rope_base = window, rope, rope_base
         inner = heads * self.head_dim
-        self.qkv = nn.Linear(d_model, 3 * inner, bias=qkv_bias)
+        self.qkv = Linear(d_model, 3 * inner, bias=qkv_bias)
         if qkv_bias:
             nn.init.zeros_(self.qkv.bias)
         self.conv = ShortConv(3 * inner, conv)
-        self.out = nn.Linear(inner, d_model, bias=False)
+        self.out = Linear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.conv(self.qkv(x))

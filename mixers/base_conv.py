@@ -4,11 +4,11 @@ Zoology's MQAR models put one in front of every mixer under test; here that is `
     y = conv(u) * (W u + b) + u
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixassay.kernels.gated_conv import gated_conv
 from mixassay.mixers import Mixer, State, mixer
+from mixassay.mixers.parts.linear import Linear, linear
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least
 
@@ -28,13 +28,13 @@ class BaseConv(Mixer):
         at_least(1, d_model=d_model, conv=conv)
         self.d_model = d_model
         self.conv = ShortConv(d_model, conv, bias=True)
-        self.proj = nn.Linear(d_model, d_model)
+        self.proj = Linear(d_model, d_model)
         nn.init.normal_(self.proj.weight, std=INIT_STD)
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and self.conv.weight is not None and self.conv.bias is not None:  # in one pass
-            return gated_conv(x, self.conv.weight, self.conv.bias, F.linear(x, self.proj.weight), self.proj.bias)
+            return gated_conv(x, self.conv.weight, self.conv.bias, linear(x, self.proj.weight), self.proj.bias)
         y: Tensor = self.conv(x) * self.proj(x) + x
         return y
 

@@ -7,7 +7,7 @@ S_t[r] sums phi(k_s) v_s^T over the tokens of the slot of recency rank r: 0 is o
 which is how it starts, they add up to linear attention's one state.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixassay.kernels.common.feature_maps import FeatureMap
 from mixassay.kernels.dla.boundaries import Reading
@@ -15,6 +15,7 @@ from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.linear_attention import LinearAttention
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
 
@@ -76,7 +77,7 @@ class DynamicLinearAttention(SlotMixer, LinearAttention):
             score_proj=score_proj,
             scale=self.scale,
         )
-        self.slot_proj = nn.Linear(d_model, self.slots.width, bias=False)
+        self.slot_proj = Linear(d_model, self.slots.width, bias=False)
         self.slots.start(self.slot_proj)
 
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:

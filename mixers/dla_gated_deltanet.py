@@ -15,6 +15,7 @@ from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.gated_deltanet import INIT_STD, GatedDeltaNet
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
@@ -80,7 +81,7 @@ class DynamicGatedDeltaNet(SlotMixer, GatedDeltaNet):
             delta=True,
         )
         self.widths.append(self.slots.width)  # qkv | dt | beta | gate | slots
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         nn.init.normal_(self.in_proj.weight, std=INIT_STD)
         self.slots.start(self.in_proj)
 

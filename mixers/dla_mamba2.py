@@ -7,13 +7,14 @@ S_t[r] is Mamba-2's state of the tokens in the slot of recency rank r, u_t the l
 how it starts, they add up to Mamba-2's one state. Scores compare B and dt x, with Mamba-2's decay.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixassay.kernels.dla.boundaries import Reading
 from mixassay.kernels.dla.op import Scope
 from mixassay.kernels.dla.slots import Rule
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.mamba2 import Mamba2
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, Weights
 
@@ -69,7 +70,7 @@ class DynamicMamba2(SlotMixer, Mamba2):
             scale=1.0,
         )
         self.widths.append(self.slots.width)  # z | xBC | dt | slots
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         self.slots.start(self.in_proj)
 
     def forward(self, x: Tensor, changes: Tensor | None = None) -> Tensor:

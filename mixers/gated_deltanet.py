@@ -11,6 +11,7 @@ from mixassay.errors import UserError
 from mixassay.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.decay import SelectiveDecay
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.norm import RMSNorm, l2norm
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.projections import projections
@@ -55,11 +56,11 @@ class GatedDeltaNet(Mixer):
         conved = heads * (2 * self.K + self.V)  # q | k | v
         self.widths = [conved, heads, heads, heads * self.V if gate else 0]  # qkv | dt | beta | gate
         self.strength = 2.0 if allow_neg_eigval else 1.0
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         self.conv = ShortConv(conved, conv, activation="silu")
         self.decay = SelectiveDecay(heads, a_range=(0, 16))
         self.norm = RMSNorm(self.V)
-        self.out_proj = nn.Linear(heads * self.V, d_model, bias=False)
+        self.out_proj = Linear(heads * self.V, d_model, bias=False)
         for linear in (self.in_proj, self.out_proj):
             nn.init.normal_(linear.weight, std=INIT_STD)
 

@@ -8,13 +8,14 @@ false, output_norm: true`.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from mixassay.errors import UserError
 from mixassay.kernels.common.feature_maps import EPS, FEATURE_MAPS, NON_NEGATIVE, FeatureMap
 from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
 from mixassay.mixers import Mixer, State, mixer
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.norm import RMSNorm
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.short_conv import ShortConv
@@ -57,10 +58,10 @@ class LinearAttention(Mixer):
             )
         self.phi, self.normalizer = FEATURE_MAPS[feature_map], normalizer
         inner = heads * self.head_dim
-        self.qkv = nn.Linear(d_model, 3 * inner, bias=False)
+        self.qkv = Linear(d_model, 3 * inner, bias=False)
         self.conv = ShortConv(3 * inner, conv)
         self.norm = RMSNorm(self.head_dim) if output_norm else None
-        self.out = nn.Linear(inner, d_model, bias=False)
+        self.out = Linear(inner, d_model, bias=False)
         self.scale = 1.0 if normalizer else self.head_dim**-0.5
 
     def forward(self, x: Tensor) -> Tensor:

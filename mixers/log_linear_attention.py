@@ -7,7 +7,7 @@ S_t[l] = sum phi(k_s) v_s^T over the tokens s that t sees at level l: itself, th
 lambda = 1 they add up to linear attention's one state.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixassay.kernels.common.feature_maps import FeatureMap
 from mixassay.kernels.common.fenwick import empty_state
@@ -15,6 +15,7 @@ from mixassay.kernels.log_linear_attention import log_linear_attention, log_line
 from mixassay.mixers import State, mixer
 from mixassay.mixers.linear_attention import LinearAttention
 from mixassay.mixers.parts.levels import LEVELS, FenwickMixer, LevelScale
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.sizes import at_least
 
 
@@ -54,7 +55,7 @@ class LogLinearAttention(FenwickMixer, LinearAttention):
         )
         at_least(1, levels=levels)
         self.levels = levels
-        self.level_proj = nn.Linear(d_model, heads * levels, bias=False)
+        self.level_proj = Linear(d_model, heads * levels, bias=False)
         self.level_scale = LevelScale(heads, levels)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from mixassay.kernels.log_linear_gated_delta_rule import log_linear_gated_delta_
 from mixassay.mixers import State, mixer
 from mixassay.mixers.gated_deltanet import INIT_STD, GatedDeltaNet
 from mixassay.mixers.parts.levels import LEVELS, FenwickMixer, LevelScale
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.sizes import at_least
 
 
@@ -59,7 +60,7 @@ class LogLinearGatedDeltaNet(FenwickMixer, GatedDeltaNet):
         at_least(1, levels=levels)
         self.levels = levels
         self.widths.append(heads * levels)  # qkv | dt | beta | gate | dl
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         nn.init.normal_(self.in_proj.weight, std=INIT_STD)
         self.level_scale = LevelScale(heads, levels)
 

@@ -6,13 +6,14 @@ S_t[l] is Mamba-2's state of the tokens that t sees at level l: itself, then blo
 1 they add up to Mamba-2's one state.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixassay.kernels.common.fenwick import empty_state
 from mixassay.kernels.log_linear_attention import log_linear_attention, log_linear_attention_step
 from mixassay.mixers import State, mixer
 from mixassay.mixers.mamba2 import Mamba2
 from mixassay.mixers.parts.levels import LEVELS, FenwickMixer, LevelScale
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.sizes import at_least
 
 
@@ -45,7 +46,7 @@ class LogLinearMamba2(FenwickMixer, Mamba2):
         at_least(1, levels=levels)
         self.levels = levels
         self.widths.append(self.heads * levels)  # z | xBC | dt | dl
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         self.level_scale = LevelScale(self.heads, levels)
 
     def _mix(

@@ -7,13 +7,14 @@ a short convolution with SiLU on x, B and C, a gate z, a norm, one projection ba
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixassay.errors import UserError
 from mixassay.kernels.linear_attention import linear_attention, linear_attention_step
 from mixassay.kernels.time_step import time_step
 from mixassay.mixers import Mixer, State, mixer
 from mixassay.mixers.parts.decay import SelectiveDecay, spared
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.norm import RMSNorm
 from mixassay.mixers.parts.projections import projections
 from mixassay.mixers.parts.short_conv import ShortConv
@@ -56,12 +57,12 @@ class Mamba2(Mixer):
             raise UserError(f"n_groups={n_groups} does not divide the {self.heads} heads (expand * d_model / head_dim)")
         conved = inner + 2 * n_groups * d_state  # x | B | C
         self.widths = [inner, conved, self.heads]  # z | xBC | dt
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         self.conv = ShortConv(conved, conv, bias=True, activation="silu")
         self.decay = SelectiveDecay(self.heads, a_range=(1, 16))
         self.D = spared(torch.ones(self.heads))
         self.norm = RMSNorm(inner, groups=n_groups)
-        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        self.out_proj = Linear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         z, xBC, dt, *levels = projections(self.in_proj, x, self.widths)

@@ -13,6 +13,7 @@ from mixassay.kernels.common.feature_maps import FEATURE_MAPS, NON_NEGATIVE, Fea
 from mixassay.kernels.hla import empty
 from mixassay.mixers import Mixer, State
 from mixassay.mixers.parts.decay import SelectiveDecay, spared
+from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.norm import RMSNorm, l2norm
 from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.rotary import rotate
@@ -77,11 +78,11 @@ class HigherOrder(Mixer):
         self.options: dict[str, Any] = {"feature_map": feature_map, "normalize": normalizer}
         self.options["scale"] = self.head_dim ** (0.5 if self.unit else -0.5)
         self.widths = [heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]  # q | k | v
-        self.qkv = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.qkv = Linear(d_model, sum(self.widths), bias=False)
         self.conv = ShortConv(sum(self.widths), conv)
         self.decay = Decay(d_model, self.kv_heads, decay)
         self.norm = RMSNorm(self.head_dim) if output_norm else None
-        self.out = nn.Linear(heads * self.head_dim, d_model, bias=False)
+        self.out = Linear(heads * self.head_dim, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._operands(self.conv(self.qkv(x)), torch.arange(x.shape[1], device=x.device))
@@ -146,7 +147,7 @@ class Decay(nn.Module):
         elif kind == "learned":
             self.logit = spared(torch.tensor([math.log(g / (1 - g)) for g in retained]))
         elif kind == "token":
-            self.dt_proj = nn.Linear(d_model, heads, bias=False)
+            self.dt_proj = Linear(d_model, heads, bias=False)
             self.selective = SelectiveDecay(heads, a_range=(0, 16))
 
     def forward(self, x: Tensor) -> Tensor | None:

@@ -6,18 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixassay.mixers.parts.linear import linear
+
 NARROW, ALIGNED = 64, 8
 
 
-def projections(linear: nn.Linear, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
-    """`linear` (without bias) of x, cut into parts of these widths.
+def projections(layer: nn.Linear, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """`layer` (without bias) of x, cut into parts of these widths.
 
     On a GPU by products apart: each result lies by itself, while the gradients of parts of a common one would have to
     be copied together. Narrow neighbours share a product, padded to rows of 16 bytes, which tensor cores ask for.
     """
     if x.is_cuda:
-        return apart(linear.weight, x, widths)
-    return list(torch.split(linear(x), list(widths), dim=-1))
+        return apart(layer.weight, x, widths)
+    return list(torch.split(layer(x), list(widths), dim=-1))
 
 
 def apart(weight: Tensor, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
@@ -25,7 +27,7 @@ def apart(weight: Tensor, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
     row = 0
     for group in neighbours(widths):
         width = sum(group)
-        y = F.linear(x, F.pad(weight[row : row + width], (0, 0, 0, -width % ALIGNED)))
+        y = linear(x, F.pad(weight[row : row + width], (0, 0, 0, -width % ALIGNED)))
         found += torch.split(y[..., :width], group, dim=-1)
         row += width
     return found
