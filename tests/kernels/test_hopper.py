@@ -59,8 +59,8 @@ TABLES = {
         "output_kernel": Limit(40),
         "span_kernel": Limit(products=None),
         "node_kernel": Limit(),
-        "query_kernel": Limit(104),
-        "key_kernel": Limit(56),
+        "query_kernel": Limit(360),
+        "key_kernel": Limit(592),
         "sum_kernel": Limit(products=None),
     },
     ("dla.pairs", 64): {
