@@ -43,6 +43,7 @@ from mixassay.kernels.common.triton import (
     tile,
     weight,
 )
+from mixassay.kernels.linear_attention import short_triton
 
 LONGEST = 2048
 """Tokens of a segment, at most. Within a segment the decay's gradient is a running sum of differences of products that
@@ -352,6 +353,8 @@ def forward(
     length: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final state if asked for, and the states at the borders of segments if sequences were cut."""
+    if how is None and initial_state is None and not output_final_state and _short(q, v, cu_seqlens):
+        return short_triton.forward(q, k, v, log_decay, scale), None, None
     call = _Call(q, k, v, log_decay, scale, cu_seqlens, how, length)
     cut = call.cut.inner
     initial = call.wide(initial_state)
@@ -377,6 +380,8 @@ def backward(
     length: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, log_decay and initial_state; `states` as returned by `forward` with the same plan."""
+    if how is None and initial_state is None and dfinal is None and _short(q, v, cu_seqlens):
+        return *short_triton.backward(q, k, v, log_decay, scale, do), None
     call = _Call(q, k, v, log_decay, scale, cu_seqlens, how, length)
     q, k, v, do = call.q, call.k, call.v, do.to(v.dtype).contiguous()
     initial, dfinal = call.wide(initial_state), call.wide(dfinal)
@@ -394,6 +399,10 @@ def backward(
     if dinitial is not None and initial_state is not None:
         dinitial = dinitial.to(initial_state.dtype)
     return dq, dk, dv, dg, dinitial
+
+
+def _short(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
+    return cu_seqlens is None and short_triton.serves(q.dtype, q.shape[1], q.shape[3], v.shape[3])
 
 
 class _Call:

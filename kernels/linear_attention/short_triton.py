@@ -1,0 +1,351 @@
+"""Linear attention over short rows in Triton: one kernel forward, one backward, nothing but the results in memory.
+
+The equations are those of triton.py, without an initial state. A program has all the tokens of a few narrow heads, side
+by side as a batch of small products, each warp with heads of its own: `HB` heads that share q and k, whose gradients it
+adds, or one head of each of `HB` groups. A batch of one has no axis. States stay in registers. The backward walks
+forwards for dq and then back for dk and dv, and finds in the cache what it read on the way.
+
+The decay's gradient: dg_t = sum over s >= t of (q_s . dq_s - k_s . dk_s), each of a head alone and before rounding. The
+way forwards leaves q . dq in memory. What pairs within a chunk, a token with itself above all, add to both sides
+cancels: both ways round the same number, (v_s . do_t) e^{G_t - G_s}, to an operand.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixassay.kernels.common.triton import LOG2_E, WEAKEST, operands, sum_dtype, weight
+
+LONGEST = 256
+"""Tokens of a row, at most: few enough for the backward to find in the cache what it reads a second time."""
+WIDEST = 32
+"""Columns of q, k and v, at most. Not yet measured beyond."""
+
+
+def serves(dtype: torch.dtype, T: int, K: int, V: int) -> bool:
+    """Whether rows of T tokens are short, and heads narrow enough. The batch must not matter: vmap changes it."""
+    exact = dtype == torch.float32 and operands(dtype)[2] == "ieee"  # products without tensor cores
+    return T <= LONGEST and max(K, V) <= WIDEST and not exact
+
+
+@triton.jit
+def _heads(G, R, HB: tl.constexpr, SHARED: tl.constexpr):
+    """Part of its group, sequence, and group and head of each of a program's heads, and whether there is such a one."""
+    index = tl.program_id(0).to(tl.int64)
+    one = index * 0
+    if HB > 1:
+        one += tl.arange(0, HB)
+    parts = tl.cdiv(R if SHARED else G, HB)
+    part = index % parts
+    if SHARED:
+        n = index // parts
+        r = part * HB + one
+        return part, n // G, n % G + 0 * one, n % G * R + r, r < R
+    else:
+        n = part * HB + one
+        return 0 * part, index // parts, n, n, n < G
+
+
+@triton.jit
+def _tiles(x, HB: tl.constexpr):
+    """One number for each of a batch of tiles."""
+    if HB > 1:
+        return x[:, None, None]
+    else:
+        return x
+
+
+@triton.jit
+def _lines(x, HB: tl.constexpr):
+    """One number for each of a batch of lines."""
+    if HB > 1:
+        return x[:, None]
+    else:
+        return x
+
+
+@triton.jit
+def _turned(x, HB: tl.constexpr):
+    if HB > 1:
+        return tl.trans(x, 0, 2, 1)
+    else:
+        return tl.trans(x)
+
+
+@triton.jit
+def _zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, HB: tl.constexpr, ACC: tl.constexpr):
+    if HB > 1:
+        return tl.zeros([HB, ROWS, COLUMNS], dtype=ACC)
+    else:
+        return tl.zeros([ROWS, COLUMNS], dtype=ACC)
+
+
+@triton.jit
+def _load(at, rows, columns, live, there, stride, WIDTH: tl.constexpr, DOT: tl.constexpr):
+    keep = there & (live[:, None] & (columns < WIDTH)[None, :])
+    return tl.load(at + (rows[:, None] * stride + columns[None, :]), mask=keep, other=0.0).to(DOT)
+
+
+@triton.jit
+def _store(at, x, rows, columns, live, there, stride, WIDTH: tl.constexpr):
+    keep = there & (live[:, None] & (columns < WIDTH)[None, :])
+    tl.store(at + (rows[:, None] * stride + columns[None, :]), x.to(at.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _load_decay(at, rows, keep, stride, SUM: tl.constexpr):
+    """Log decays in base 2, 0 (no decay) where there is no token or head."""
+    g = tl.load(at + rows * stride, mask=keep, other=0.0).to(SUM)
+    return tl.maximum(g, WEAKEST) * LOG2_E
+
+
+@triton.jit
+def forward_kernel(
+    q,  # [B T, G, K]
+    k,
+    v,  # [B T, G R, V]
+    g,  # [B T, G R]
+    o,
+    scale,
+    T,
+    G,
+    R,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    HB: tl.constexpr,
+    SHARED: tl.constexpr,
+    DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    _, b, group, h, there = _heads(G, R, HB, SHARED)
+    i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
+    tiles, lines = _tiles(there, HB), _lines(there, HB)
+    at_k, at_v = _tiles((b * T * G + group) * K, HB), _tiles((b * T * H + h) * V, HB)
+    at_g = _lines(b * T * H + h, HB)
+    S = _zeros(BK, BV, HB, ACC)
+    for start in range(0, T, C):
+        live = i < T - start
+        qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
+        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
+        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
+        A = tl.dot(qs, _turned(ks, HB), input_precision=PREC, out_dtype=ACC)
+        os = tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+        if DECAY:
+            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
+            A *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
+            os *= tl.expand_dims(weight(near, ACC), -1)
+        A = tl.where(i[:, None] >= i[None, :], A, 0.0)
+        os = tl.dot(A.to(DOT), vs, acc=os, input_precision=PREC, out_dtype=ACC)
+        _store(o + at_v, os * scale, i, vv, live, tiles, H * V, V)
+        if DECAY:
+            S *= _tiles(weight(total, ACC), HB)
+            vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
+        S = tl.dot(_turned(ks, HB), vs, acc=S, input_precision=PREC, out_dtype=ACC)
+        at_k += C * G * K
+        at_v += C * H * V
+        at_g += C * H
+
+
+@triton.jit
+def backward_kernel(
+    q,
+    k,
+    v,
+    g,
+    do,
+    dq,  # [parts, B T, G, K]
+    dk,
+    dv,
+    dg,  # [B T, G R]
+    read,  # the same: q . dq, of this program alone
+    scale,
+    rows,  # B T
+    T,
+    G,
+    R,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    HB: tl.constexpr,
+    SHARED: tl.constexpr,
+    DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    part, b, group, h, there = _heads(G, R, HB, SHARED)
+    i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
+    tiles, lines = _tiles(there, HB), _lines(there, HB)
+    at_k, at_v = _tiles((b * T * G + group) * K, HB), _tiles((b * T * H + h) * V, HB)
+    at_g = _lines(b * T * H + h, HB)
+    added: tl.constexpr = SHARED and HB > 1
+    to, whole = part * rows * G * K + at_k, tiles
+    if added:  # one gradient of q and k for all heads
+        to, whole = (part * rows * G + b * T * G + tl.max(group, 0)) * K, b >= 0
+
+    S = _zeros(BV, BK, HB, ACC)  # turned
+    for start in range(0, T, C):
+        live = i < T - start
+        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
+        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
+        dos = _load(do + at_v, i, vv, live, tiles, H * V, V, DOT)
+        D = tl.dot(dos, _turned(vs, HB), input_precision=PREC, out_dtype=ACC)
+        dqs = tl.dot(dos, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+        if DECAY:
+            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
+            D *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
+            dqs *= tl.expand_dims(weight(near, ACC), -1)
+        D = tl.where(i[:, None] >= i[None, :], D, 0.0)
+        dqs = tl.dot(D.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC) * scale
+        if DECAY:
+            qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
+            tl.store(read + at_g + i * H, tl.sum(dqs * qs, -1), mask=lines & live)
+            S *= _tiles(weight(total, ACC), HB)
+            vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
+        if added:
+            dqs = tl.sum(dqs, 0)
+        _store(dq + to, dqs, i, kk, live, whole, G * K, K)
+        S = tl.dot(_turned(vs, HB), ks, acc=S, input_precision=PREC, out_dtype=ACC)
+        at_k += C * G * K
+        at_v += C * H * V
+        at_g += C * H
+        to += C * G * K
+
+    tl.debug_barrier()  # other threads load `read` than stored it
+    dS = _zeros(BK, BV, HB, ACC)
+    dSt = _zeros(BV, BK, HB, ACC)  # turned
+    later = tl.sum(tl.sum(dS, -1), -1)  # zeros
+    last = (T - 1) // C * C
+    for step in range(0, T, C):
+        live = i < T - last + step
+        at_k -= C * G * K
+        at_v -= C * H * V
+        at_g -= C * H
+        to -= C * G * K
+        qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
+        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
+        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
+        dos = _load(do + at_v, i, vv, live, tiles, H * V, V, DOT)
+        A = tl.dot(ks, _turned(qs, HB), input_precision=PREC, out_dtype=ACC)
+        D = tl.dot(vs, _turned(dos, HB), input_precision=PREC, out_dtype=ACC)
+        dvs = tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
+        dks = tl.dot(vs, dSt.to(DOT), input_precision=PREC, out_dtype=ACC)
+        if DECAY:
+            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
+            between = weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
+            A *= between
+            D *= between
+            after = tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)
+            dvs *= after
+            dks *= after
+        A = tl.where(i[:, None] <= i[None, :], A, 0.0)
+        D = tl.where(i[:, None] <= i[None, :], D, 0.0)
+        dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
+        dks = tl.dot(D.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC) * scale
+        _store(dv + at_v, dvs * scale, i, vv, live, tiles, H * V, V)
+        if DECAY:
+            keep = lines & live
+            u = tl.load(read + at_g + i * H, mask=keep, other=0.0) - tl.sum(dks * ks, -1)
+            raw = tl.load(g + at_g + i * H, mask=keep, other=0.0)
+            sums = _lines(later, HB) + tl.cumsum(u, -1, reverse=True)
+            tl.store(dg + at_g + i * H, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
+            later += tl.sum(u, -1)
+            dS *= _tiles(weight(total, ACC), HB)
+            dSt *= _tiles(weight(total, ACC), HB)
+            dos = (dos * tl.expand_dims(weight(near, ACC), -1)).to(DOT)
+        if added:
+            dks = tl.sum(dks, 0)
+        _store(dk + to, dks, i, kk, live, whole, G * K, K)
+        dS = tl.dot(_turned(qs, HB), dos, acc=dS, input_precision=PREC, out_dtype=ACC)
+        dSt = tl.dot(_turned(dos, HB), qs, acc=dSt, input_precision=PREC, out_dtype=ACC)
+
+
+class Plan(NamedTuple):
+    """How a call is laid out on the machine. It changes speed and rounding, nothing else."""
+
+    C: int  # tokens in a chunk
+    HB: int  # heads of a program, at most
+    num_warps: int  # of so many heads; fewer have fewer
+    num_stages: int
+
+
+def plan(K: int, V: int) -> Plan:
+    """A fixed table, not a search: the same call sums in the same order in every process."""
+    if max(K, V) > 32:
+        return Plan(64, 1, 4, 2)
+    return Plan(16, 8 if max(K, V) <= 16 else 4, 4, 2)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, how: Plan | None = None) -> Tensor:
+    """o of q, k [B, T, G, K], v [B, T, H, V] and log_decay [B, T, H]."""
+    call = _Call(q, k, v, log_decay, how)
+    o = call.v.new_empty(v.shape)
+    forward_kernel[call.grid](call.q, call.k, call.v, call.g, o, scale, **call.shared)
+    return o
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, do: Tensor, how: Plan | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and log_decay."""
+    call = _Call(q, k, v, log_decay, how)
+    alone = call.parts == 1  # else the sums of several programs are added
+    dq, dk = (call.q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))
+    dv = call.v.new_empty(v.shape)
+    dg, read = (None if call.g is None else torch.empty_like(call.g) for _ in range(2))
+    do, rows = do.to(v.dtype).contiguous(), q.shape[0] * q.shape[1]
+    backward_kernel[call.grid](call.q, call.k, call.v, call.g, do, dq, dk, dv, dg, read, scale, rows, **call.shared)
+    dq, dk = (x[0] if alone else x.sum(0).to(q.dtype) for x in (dq, dk))
+    return dq, dk, dv, dg if dg is None or log_decay is None else dg.to(log_decay.dtype)
+
+
+class _Call:
+    """The sizes of one call, its operands made contiguous, and what both launches have in common."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, how: Plan | None) -> None:
+        (B, T, G, K), (H, V) = q.shape, v.shape[2:]
+        how, R = how or plan(K, V), H // G
+        shared = H > G
+        most = R if shared else G
+        HB = min(how.HB, triton.next_power_of_2(most))
+        dot, acc, precision = operands(q.dtype)
+        self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
+        self.g = None if log_decay is None else log_decay.to(self.acc).contiguous()
+        blocks = triton.cdiv(most, HB)
+        self.parts = blocks if shared else 1
+        self.grid = (B * blocks * (G if shared else 1),)
+        self.shared: dict[str, Any] = {
+            "T": T,
+            "G": G,
+            "R": R,
+            "K": K,
+            "V": V,
+            "C": how.C,
+            "BK": max(16, triton.next_power_of_2(K)),
+            "BV": max(16, triton.next_power_of_2(V)),
+            "HB": HB,
+            "SHARED": shared,
+            "DECAY": log_decay is not None,
+            "DOT": dot,
+            "SUM": sum_dtype(q.dtype),
+            "ACC": acc,
+            "PREC": precision,
+            "num_warps": max(1, how.num_warps * HB // how.HB),
+            "num_stages": how.num_stages,
+        }
