@@ -34,19 +34,18 @@ def serves(dtype: torch.dtype, T: int, K: int, V: int) -> bool:
 @triton.jit
 def _heads(G, R, HB: tl.constexpr, SHARED: tl.constexpr):
     """Part of its group, sequence, and group and head of each of a program's heads, and whether there is such a one."""
-    index = tl.program_id(0).to(tl.int64)
-    one = index * 0
+    index, one = tl.program_id(0).to(tl.int64), 0
     if HB > 1:
-        one += tl.arange(0, HB)
-    parts = tl.cdiv(R if SHARED else G, HB)
-    part = index % parts
+        one = tl.arange(0, HB)
     if SHARED:
-        n = index // parts
+        parts = tl.cdiv(R, HB)
+        group, part = (index // parts % G).to(tl.int32), (index % parts).to(tl.int32)
         r = part * HB + one
-        return part, n // G, n % G + 0 * one, n % G * R + r, r < R
+        return part, index // parts // G, group + 0 * one, group * R + r, r < R
     else:
-        n = part * HB + one
-        return 0 * part, index // parts, n, n, n < G
+        parts = tl.cdiv(G, HB)
+        h = (index % parts).to(tl.int32) * HB + one
+        return 0, index // parts, h, h, h < G
 
 
 @triton.jit
@@ -84,22 +83,19 @@ def _zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, HB: tl.constexpr, ACC: tl.
 
 
 @triton.jit
-def _load(at, rows, columns, live, there, stride, WIDTH: tl.constexpr, DOT: tl.constexpr):
-    keep = there & (live[:, None] & (columns < WIDTH)[None, :])
-    return tl.load(at + (rows[:, None] * stride + columns[None, :]), mask=keep, other=0.0).to(DOT)
+def _load(at, keep, live, DOT: tl.constexpr):
+    return tl.load(at, mask=keep & live[:, None], other=0.0).to(DOT)
 
 
 @triton.jit
-def _store(at, x, rows, columns, live, there, stride, WIDTH: tl.constexpr):
-    keep = there & (live[:, None] & (columns < WIDTH)[None, :])
-    tl.store(at + (rows[:, None] * stride + columns[None, :]), x.to(at.dtype.element_ty), mask=keep)
+def _store(at, x, keep, live):
+    tl.store(at, x.to(at.dtype.element_ty), mask=keep & live[:, None])
 
 
 @triton.jit
-def _load_decay(at, rows, keep, stride, SUM: tl.constexpr):
+def _load_decay(at, keep, SUM: tl.constexpr):
     """Log decays in base 2, 0 (no decay) where there is no token or head."""
-    g = tl.load(at + rows * stride, mask=keep, other=0.0).to(SUM)
-    return tl.maximum(g, WEAKEST) * LOG2_E
+    return tl.maximum(tl.load(at, mask=keep, other=0.0).to(SUM), WEAKEST) * LOG2_E
 
 
 @triton.jit
@@ -128,32 +124,31 @@ def forward_kernel(
 ):
     _, b, group, h, there = _heads(G, R, HB, SHARED)
     i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
-    tiles, lines = _tiles(there, HB), _lines(there, HB)
-    at_k, at_v = _tiles((b * T * G + group) * K, HB), _tiles((b * T * H + h) * V, HB)
-    at_g = _lines(b * T * H + h, HB)
+    # Of a chunk's rows, from its first one.
+    at_k = _tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
+    at_v = _tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
+    at_g, lines = _lines(h, HB) + i * H, _lines(there, HB)
+    keys, values = _tiles(there, HB) & (kk < K)[None, :], _tiles(there, HB) & (vv < V)[None, :]
     S = _zeros(BK, BV, HB, ACC)
     for start in range(0, T, C):
-        live = i < T - start
-        qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
-        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
-        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
+        row, live = b * T + start, i < T - start
+        qs = _load(q + row * G * K + at_k, keys, live, DOT)
+        ks = _load(k + row * G * K + at_k, keys, live, DOT)
+        vs = _load(v + row * H * V + at_v, values, live, DOT)
         A = tl.dot(qs, _turned(ks, HB), input_precision=PREC, out_dtype=ACC)
         os = tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             A *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
             os *= tl.expand_dims(weight(near, ACC), -1)
         A = tl.where(i[:, None] >= i[None, :], A, 0.0)
         os = tl.dot(A.to(DOT), vs, acc=os, input_precision=PREC, out_dtype=ACC)
-        _store(o + at_v, os * scale, i, vv, live, tiles, H * V, V)
+        _store(o + row * H * V + at_v, os * scale, values, live)
         if DECAY:
             S *= _tiles(weight(total, ACC), HB)
             vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
         S = tl.dot(_turned(ks, HB), vs, acc=S, input_precision=PREC, out_dtype=ACC)
-        at_k += C * G * K
-        at_v += C * H * V
-        at_g += C * H
 
 
 @triton.jit
@@ -188,42 +183,40 @@ def backward_kernel(
 ):
     part, b, group, h, there = _heads(G, R, HB, SHARED)
     i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
-    tiles, lines = _tiles(there, HB), _lines(there, HB)
-    at_k, at_v = _tiles((b * T * G + group) * K, HB), _tiles((b * T * H + h) * V, HB)
-    at_g = _lines(b * T * H + h, HB)
+    # Of a chunk's rows, from its first one.
+    at_k = _tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
+    at_v = _tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
+    at_g, lines = _lines(h, HB) + i * H, _lines(there, HB)
+    keys, values = _tiles(there, HB) & (kk < K)[None, :], _tiles(there, HB) & (vv < V)[None, :]
     added: tl.constexpr = SHARED and HB > 1
-    to, whole = part * rows * G * K + at_k, tiles
+    to, whole = at_k, keys
     if added:  # one gradient of q and k for all heads
-        to, whole = (part * rows * G + b * T * G + tl.max(group, 0)) * K, b >= 0
+        to, whole = tl.max(group, 0) * K + i[:, None] * (G * K) + kk[None, :], (kk < K)[None, :]
 
     S = _zeros(BV, BK, HB, ACC)  # turned
     for start in range(0, T, C):
-        live = i < T - start
-        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
-        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
-        dos = _load(do + at_v, i, vv, live, tiles, H * V, V, DOT)
+        row, live = b * T + start, i < T - start
+        ks = _load(k + row * G * K + at_k, keys, live, DOT)
+        vs = _load(v + row * H * V + at_v, values, live, DOT)
+        dos = _load(do + row * H * V + at_v, values, live, DOT)
         D = tl.dot(dos, _turned(vs, HB), input_precision=PREC, out_dtype=ACC)
         dqs = tl.dot(dos, S.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             D *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
             dqs *= tl.expand_dims(weight(near, ACC), -1)
         D = tl.where(i[:, None] >= i[None, :], D, 0.0)
         dqs = tl.dot(D.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC) * scale
         if DECAY:
-            qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
-            tl.store(read + at_g + i * H, tl.sum(dqs * qs, -1), mask=lines & live)
+            qs = _load(q + row * G * K + at_k, keys, live, DOT)
+            tl.store(read + row * H + at_g, tl.sum(dqs * qs, -1), mask=lines & live)
             S *= _tiles(weight(total, ACC), HB)
             vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
         if added:
             dqs = tl.sum(dqs, 0)
-        _store(dq + to, dqs, i, kk, live, whole, G * K, K)
+        _store(dq + (part * rows + row) * G * K + to, dqs, whole, live)
         S = tl.dot(_turned(vs, HB), ks, acc=S, input_precision=PREC, out_dtype=ACC)
-        at_k += C * G * K
-        at_v += C * H * V
-        at_g += C * H
-        to += C * G * K
 
     tl.debug_barrier()  # other threads load `read` than stored it
     dS = _zeros(BK, BV, HB, ACC)
@@ -231,21 +224,17 @@ def backward_kernel(
     later = tl.sum(tl.sum(dS, -1), -1)  # zeros
     last = (T - 1) // C * C
     for step in range(0, T, C):
-        live = i < T - last + step
-        at_k -= C * G * K
-        at_v -= C * H * V
-        at_g -= C * H
-        to -= C * G * K
-        qs = _load(q + at_k, i, kk, live, tiles, G * K, K, DOT)
-        ks = _load(k + at_k, i, kk, live, tiles, G * K, K, DOT)
-        vs = _load(v + at_v, i, vv, live, tiles, H * V, V, DOT)
-        dos = _load(do + at_v, i, vv, live, tiles, H * V, V, DOT)
+        row, live = b * T + last - step, i < T - last + step
+        qs = _load(q + row * G * K + at_k, keys, live, DOT)
+        ks = _load(k + row * G * K + at_k, keys, live, DOT)
+        vs = _load(v + row * H * V + at_v, values, live, DOT)
+        dos = _load(do + row * H * V + at_v, values, live, DOT)
         A = tl.dot(ks, _turned(qs, HB), input_precision=PREC, out_dtype=ACC)
         D = tl.dot(vs, _turned(dos, HB), input_precision=PREC, out_dtype=ACC)
         dvs = tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(vs, dSt.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + at_g, i, lines & live, H, SUM)
+            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             between = weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
             A *= between
@@ -257,53 +246,58 @@ def backward_kernel(
         D = tl.where(i[:, None] <= i[None, :], D, 0.0)
         dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(D.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC) * scale
-        _store(dv + at_v, dvs * scale, i, vv, live, tiles, H * V, V)
+        _store(dv + row * H * V + at_v, dvs * scale, values, live)
         if DECAY:
             keep = lines & live
-            u = tl.load(read + at_g + i * H, mask=keep, other=0.0) - tl.sum(dks * ks, -1)
-            raw = tl.load(g + at_g + i * H, mask=keep, other=0.0)
+            u = tl.load(read + row * H + at_g, mask=keep, other=0.0) - tl.sum(dks * ks, -1)
+            raw = tl.load(g + row * H + at_g, mask=keep, other=0.0)
             sums = _lines(later, HB) + tl.cumsum(u, -1, reverse=True)
-            tl.store(dg + at_g + i * H, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
+            tl.store(dg + row * H + at_g, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
             later += tl.sum(u, -1)
             dS *= _tiles(weight(total, ACC), HB)
             dSt *= _tiles(weight(total, ACC), HB)
             dos = (dos * tl.expand_dims(weight(near, ACC), -1)).to(DOT)
         if added:
             dks = tl.sum(dks, 0)
-        _store(dk + to, dks, i, kk, live, whole, G * K, K)
+        _store(dk + (part * rows + row) * G * K + to, dks, whole, live)
         dS = tl.dot(_turned(qs, HB), dos, acc=dS, input_precision=PREC, out_dtype=ACC)
         dSt = tl.dot(_turned(dos, HB), qs, acc=dSt, input_precision=PREC, out_dtype=ACC)
 
 
-class Plan(NamedTuple):
+class Launch(NamedTuple):
     """How a call is laid out on the machine. It changes speed and rounding, nothing else."""
 
     C: int  # tokens in a chunk
     HB: int  # heads of a program, at most
     num_warps: int  # of so many heads; fewer have fewer
     num_stages: int
+    maxnreg: int | None = None
 
 
-def plan(K: int, V: int) -> Plan:
+def plan(K: int, V: int, *, gradient: bool) -> Launch:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if max(K, V) > 32:
-        return Plan(64, 1, 4, 2)
-    return Plan(16, 8 if max(K, V) <= 16 else 4, 4, 2)
+        return Launch(64, 1, 4, 2)
+    if max(K, V) > 16:
+        return Launch(16, 4, 4, 2)
+    return Launch(16, 8, 4, 2, 168 if gradient else 128)  # three programs on a multiprocessor, or four
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, how: Plan | None = None) -> Tensor:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, how: Launch | None = None
+) -> Tensor:
     """o of q, k [B, T, G, K], v [B, T, H, V] and log_decay [B, T, H]."""
-    call = _Call(q, k, v, log_decay, how)
+    call = _Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
     o = call.v.new_empty(v.shape)
     forward_kernel[call.grid](call.q, call.k, call.v, call.g, o, scale, **call.shared)
     return o
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, do: Tensor, how: Plan | None = None
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, do: Tensor, how: Launch | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and log_decay."""
-    call = _Call(q, k, v, log_decay, how)
+    call = _Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=True))
     alone = call.parts == 1  # else the sums of several programs are added
     dq, dk = (call.q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))
     dv = call.v.new_empty(v.shape)
@@ -317,9 +311,9 @@ def backward(
 class _Call:
     """The sizes of one call, its operands made contiguous, and what both launches have in common."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, how: Plan | None) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, how: Launch) -> None:
         (B, T, G, K), (H, V) = q.shape, v.shape[2:]
-        how, R = how or plan(K, V), H // G
+        R = H // G
         shared = H > G
         most = R if shared else G
         HB = min(how.HB, triton.next_power_of_2(most))
@@ -348,4 +342,5 @@ class _Call:
             "PREC": precision,
             "num_warps": max(1, how.num_warps * HB // how.HB),
             "num_stages": how.num_stages,
+            "maxnreg": how.maxnreg,
         }

@@ -141,6 +141,8 @@ def operator(
     states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
     if name == "dla.schedule":
         return schedule(width)
+    if name == "linear_attention.short":
+        return short(width)
     module = import_module(f"mixassay.kernels.{name}_triton" if "." in name else f"mixassay.kernels.{name}.triton")
     if name == "linear_cross_entropy":
         return head(module, width)
@@ -195,6 +197,21 @@ def schedule(width: int) -> Callable[[], Any]:
         for chunk_size in (0, None):
             score, boundary = module.scores(k, v, g[:, 0], g, "memory", chunk_size, block=128)
         module.fill(boundary, score, None, None, 30, "density")
+
+    return call
+
+
+def short(width: int) -> Callable[[], Any]:
+    """Rows of 256 tokens, of eight heads that share q and k, as in Mamba-2, and of eight that do not."""
+    module = import_module("mixassay.kernels.linear_attention.short_triton")
+    tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(2, 256, *shape, dtype=dtype, device="meta")  # noqa: E731
+    v, g = tensor(8, width), tensor(8, dtype=torch.float32)
+
+    def call() -> None:
+        for groups in (1, 8):
+            q = tensor(groups, width)
+            module.forward(q, q, v, g, 0.1)
+            module.backward(q, q, v, g, 0.1, v)
 
     return call
 

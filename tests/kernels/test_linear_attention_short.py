@@ -28,14 +28,14 @@ class Case:
     dims: tuple[int, int] = (16, 16)  # K, V
     gate: str = "weak"
     B: int = 1
-    how: short_triton.Plan | None = None
+    how: short_triton.Launch | None = None
 
     def __str__(self) -> str:
         (G, H), (K, V) = self.heads, self.dims
         return f"T{self.T}-B{self.B}-G{G}H{H}-K{K}V{V}-{self.gate}" + ("" if self.how is None else f"-HB{self.how.HB}")
 
 
-TWO, ONE = short_triton.Plan(16, 2, 1, 1), short_triton.Plan(64, 1, 4, 1)  # heads of a program
+TWO, ONE = short_triton.Launch(16, 2, 1, 1), short_triton.Launch(64, 1, 4, 1)  # heads of a program
 CASES = (
     Case(1, (1, 1), B=2),
     Case(1, (2, 6), (5, 3), "reset"),
@@ -77,7 +77,7 @@ def truth(x: dict[str, Any], scale: float) -> dict[str, Tensor]:
     return {"o": o.detach(), **{f"d{n}": g for n, g in zip(leaf, grads, strict=True)}}
 
 
-def kernels(x: dict[str, Any], scale: float, how: short_triton.Plan | None = None) -> dict[str, Tensor]:
+def kernels(x: dict[str, Any], scale: float, how: short_triton.Launch | None = None) -> dict[str, Tensor]:
     """Into fresh memory full of NaN, so that an element nobody writes is seen."""
     given = (x["q"], x["k"], x["v"], x["log_decay"], scale)
     torch.use_deterministic_algorithms(True)
