@@ -22,8 +22,7 @@ from mixassay.kernels.common.triton import LOG2_E, WEAKEST, operands, sum_dtype,
 LONGEST = 256
 """Tokens of a row, at most: few enough for the backward to find in the cache what it reads a second time."""
 WIDEST = 32
-"""Columns of q, k and v, at most. Not yet measured on either side of it: wider heads have little to gain forwards, where
-the walk of triton.py is as good a program, and their products fill its tiles."""
+"""Columns of q, k and v, at most. Not yet measured. Wider heads fill the tiles of triton.py."""
 
 
 def serves(dtype: torch.dtype, T: int, K: int, V: int) -> bool:
@@ -40,8 +39,8 @@ def _heads(G, R, HB: tl.constexpr, SHARED: tl.constexpr):
         one = tl.arange(0, HB)
     if SHARED:
         parts = tl.cdiv(R, HB)
-        group, part = (index // parts % G).to(tl.int32), (index % parts).to(tl.int32)
-        r = part * HB + one
+        group, part = (index // parts % G).to(tl.int32), index % parts
+        r = part.to(tl.int32) * HB + one
         return part, index // parts // G, group + 0 * one, group * R + r, r < R
     else:
         parts = tl.cdiv(G, HB)
@@ -276,8 +275,8 @@ class Launch(NamedTuple):
 
 
 def plan(K: int, V: int, *, gradient: bool) -> Launch:
-    """A fixed table, not a search: the same call sums in the same order in every process. Chunks of 64 rows would have
-    Hopper's own products, which are no gain for tiles this narrow and wrong for some of 32 columns (see `tile`)."""
+    """A fixed table, not a search: the same call sums in the same order in every process. Narrow
+    heads use the older products: of Hopper's own, those of 32 columns may be wrong (see `tile`)."""
     if max(K, V) > 32:
         return Launch(32, 1, 4, 2)
     if max(K, V) > 16:

@@ -38,7 +38,7 @@ TABLES = {
         "walk_kernel": Limit(208),
         "decay_kernel": Limit(products=None),
     },
-    ("linear_attention.short", 16): {"forward_kernel": Limit(0, "mma"), "backward_kernel": Limit(88, "mma")},
+    ("linear_attention.short", 16): {"forward_kernel": Limit(0, "mma"), "backward_kernel": Limit(40, "mma")},
     ("gated_delta_rule", 64): {
         "solve_kernel": Limit(64, "mma"),
         "forward_kernel": Limit(),
