@@ -10,92 +10,27 @@ way forwards leaves q . dq in memory. What pairs within a chunk, a token with it
 cancels: both ways round the same number, (v_s . do_t) e^{G_t - G_s}, to an operand.
 """
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import LOG2_E, WEAKEST, operands, sum_dtype, weight
+from mixassay.kernels.common.short_triton import (
+    Call,
+    Launch,
+    heads,
+    lines,
+    load,
+    load_decay,
+    serves,
+    store,
+    tiles,
+    turned,
+    zeros,
+)
+from mixassay.kernels.common.triton import WEAKEST, weight
 
-LONGEST = 256
-"""Tokens of a row, at most: few enough for the backward to find in the cache what it reads a second time."""
-WIDEST = 32
-"""Columns of q, k and v, at most. Not yet measured. Wider heads fill the tiles of triton.py."""
-
-
-def serves(dtype: torch.dtype, T: int, K: int, V: int) -> bool:
-    """Whether rows of T tokens are short, and heads narrow enough. The batch must not matter: vmap changes it."""
-    exact = dtype == torch.float32 and operands(dtype)[2] == "ieee"  # products without tensor cores
-    return T <= LONGEST and max(K, V) <= WIDEST and not exact
-
-
-@triton.jit
-def _heads(G, R, HB: tl.constexpr, SHARED: tl.constexpr):
-    """Part of its group, sequence, and group and head of each of a program's heads, and whether there is such a one."""
-    index, one = tl.program_id(0).to(tl.int64), 0
-    if HB > 1:
-        one = tl.arange(0, HB)
-    if SHARED:
-        parts = tl.cdiv(R, HB)
-        group, part = (index // parts % G).to(tl.int32), index % parts
-        r = part.to(tl.int32) * HB + one
-        return part, index // parts // G, group + 0 * one, group * R + r, r < R
-    else:
-        parts = tl.cdiv(G, HB)
-        h = (index % parts).to(tl.int32) * HB + one
-        return 0, index // parts, h, h, h < G
-
-
-@triton.jit
-def _tiles(x, HB: tl.constexpr):
-    """One number for each of a batch of tiles."""
-    if HB > 1:
-        return x[:, None, None]
-    else:
-        return x
-
-
-@triton.jit
-def _lines(x, HB: tl.constexpr):
-    """One number for each of a batch of lines."""
-    if HB > 1:
-        return x[:, None]
-    else:
-        return x
-
-
-@triton.jit
-def _turned(x, HB: tl.constexpr):
-    if HB > 1:
-        return tl.trans(x, 0, 2, 1)
-    else:
-        return tl.trans(x)
-
-
-@triton.jit
-def _zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, HB: tl.constexpr, ACC: tl.constexpr):
-    if HB > 1:
-        return tl.zeros([HB, ROWS, COLUMNS], dtype=ACC)
-    else:
-        return tl.zeros([ROWS, COLUMNS], dtype=ACC)
-
-
-@triton.jit
-def _load(at, keep, live, DOT: tl.constexpr):
-    return tl.load(at, mask=keep & live[:, None], other=0.0).to(DOT)
-
-
-@triton.jit
-def _store(at, x, keep, live):
-    tl.store(at, x.to(at.dtype.element_ty), mask=keep & live[:, None])
-
-
-@triton.jit
-def _load_decay(at, keep, SUM: tl.constexpr):
-    """Log decays in base 2, 0 (no decay) where there is no token or head."""
-    return tl.maximum(tl.load(at, mask=keep, other=0.0).to(SUM), WEAKEST) * LOG2_E
+__all__ = ["Launch", "backward", "forward", "plan", "serves"]
 
 
 @triton.jit
@@ -122,33 +57,33 @@ def forward_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    _, b, group, h, there = _heads(G, R, HB, SHARED)
+    _, b, group, h, there = heads(G, R, HB, SHARED)
     i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
     # Of a chunk's rows, from its first one.
-    at_k = _tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
-    at_v = _tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
-    at_g, lines = _lines(h, HB) + i * H, _lines(there, HB)
-    keys, values = _tiles(there, HB) & (kk < K)[None, :], _tiles(there, HB) & (vv < V)[None, :]
-    S = _zeros(BK, BV, HB, ACC)
+    at_k = tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
+    at_v = tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
+    at_g, mine = lines(h, HB) + i * H, lines(there, HB)
+    keys, values = tiles(there, HB) & (kk < K)[None, :], tiles(there, HB) & (vv < V)[None, :]
+    S = zeros(BK, BV, HB, ACC)
     for start in range(0, T, C):
         row, live = b * T + start, i < T - start
-        qs = _load(q + row * G * K + at_k, keys, live, DOT)
-        ks = _load(k + row * G * K + at_k, keys, live, DOT)
-        vs = _load(v + row * H * V + at_v, values, live, DOT)
-        A = tl.dot(qs, _turned(ks, HB), input_precision=PREC, out_dtype=ACC)
+        qs = load(q + row * G * K + at_k, keys, live, DOT)
+        ks = load(k + row * G * K + at_k, keys, live, DOT)
+        vs = load(v + row * H * V + at_v, values, live, DOT)
+        A = tl.dot(qs, turned(ks, HB), input_precision=PREC, out_dtype=ACC)
         os = tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
+            gs = load_decay(g + row * H + at_g, mine & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             A *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
             os *= tl.expand_dims(weight(near, ACC), -1)
         A = tl.where(i[:, None] >= i[None, :], A, 0.0)
         os = tl.dot(A.to(DOT), vs, acc=os, input_precision=PREC, out_dtype=ACC)
-        _store(o + row * H * V + at_v, os * scale, values, live)
+        store(o + row * H * V + at_v, os * scale, values, live)
         if DECAY:
-            S *= _tiles(weight(total, ACC), HB)
-            vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
-        S = tl.dot(_turned(ks, HB), vs, acc=S, input_precision=PREC, out_dtype=ACC)
+            S *= tiles(weight(total, ACC), HB)
+            vs = (vs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
+        S = tl.dot(turned(ks, HB), vs, acc=S, input_precision=PREC, out_dtype=ACC)
 
 
 @triton.jit
@@ -181,97 +116,87 @@ def backward_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    part, b, group, h, there = _heads(G, R, HB, SHARED)
+    part, b, group, h, there = heads(G, R, HB, SHARED)
     i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
     # Of a chunk's rows, from its first one.
-    at_k = _tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
-    at_v = _tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
-    at_g, lines = _lines(h, HB) + i * H, _lines(there, HB)
-    keys, values = _tiles(there, HB) & (kk < K)[None, :], _tiles(there, HB) & (vv < V)[None, :]
+    at_k = tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
+    at_v = tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
+    at_g, mine = lines(h, HB) + i * H, lines(there, HB)
+    keys, values = tiles(there, HB) & (kk < K)[None, :], tiles(there, HB) & (vv < V)[None, :]
     added: tl.constexpr = SHARED and HB > 1
     to, whole = at_k, keys
     if added:  # one gradient of q and k for all heads
         to, whole = tl.max(group, 0) * K + i[:, None] * (G * K) + kk[None, :], (kk < K)[None, :]
 
-    S = _zeros(BV, BK, HB, ACC)  # turned
+    S = zeros(BV, BK, HB, ACC)  # turned
     for start in range(0, T, C):
         row, live = b * T + start, i < T - start
-        ks = _load(k + row * G * K + at_k, keys, live, DOT)
-        vs = _load(v + row * H * V + at_v, values, live, DOT)
-        dos = _load(do + row * H * V + at_v, values, live, DOT)
-        D = tl.dot(dos, _turned(vs, HB), input_precision=PREC, out_dtype=ACC)
+        ks = load(k + row * G * K + at_k, keys, live, DOT)
+        vs = load(v + row * H * V + at_v, values, live, DOT)
+        dos = load(do + row * H * V + at_v, values, live, DOT)
+        D = tl.dot(dos, turned(vs, HB), input_precision=PREC, out_dtype=ACC)
         dqs = tl.dot(dos, S.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
+            gs = load_decay(g + row * H + at_g, mine & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             D *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
             dqs *= tl.expand_dims(weight(near, ACC), -1)
         D = tl.where(i[:, None] >= i[None, :], D, 0.0)
         dqs = tl.dot(D.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC) * scale
         if DECAY:
-            qs = _load(q + row * G * K + at_k, keys, live, DOT)
-            tl.store(read + row * H + at_g, tl.sum(dqs * qs, -1), mask=lines & live)
-            S *= _tiles(weight(total, ACC), HB)
-            vs = (vs * tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)).to(DOT)
+            qs = load(q + row * G * K + at_k, keys, live, DOT)
+            tl.store(read + row * H + at_g, tl.sum(dqs * qs, -1), mask=mine & live)
+            S *= tiles(weight(total, ACC), HB)
+            vs = (vs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
         if added:
             dqs = tl.sum(dqs, 0)
-        _store(dq + (part * rows + row) * G * K + to, dqs, whole, live)
-        S = tl.dot(_turned(vs, HB), ks, acc=S, input_precision=PREC, out_dtype=ACC)
+        store(dq + (part * rows + row) * G * K + to, dqs, whole, live)
+        S = tl.dot(turned(vs, HB), ks, acc=S, input_precision=PREC, out_dtype=ACC)
 
     tl.debug_barrier()  # other threads load `read` than stored it
-    dS = _zeros(BK, BV, HB, ACC)
-    dSt = _zeros(BV, BK, HB, ACC)  # turned
+    dS = zeros(BK, BV, HB, ACC)
+    dSt = zeros(BV, BK, HB, ACC)  # turned
     later = tl.sum(tl.sum(dS, -1), -1)  # zeros
     last = (T - 1) // C * C
     for step in range(0, T, C):
         row, live = b * T + last - step, i < T - last + step
-        qs = _load(q + row * G * K + at_k, keys, live, DOT)
-        ks = _load(k + row * G * K + at_k, keys, live, DOT)
-        vs = _load(v + row * H * V + at_v, values, live, DOT)
-        dos = _load(do + row * H * V + at_v, values, live, DOT)
-        A = tl.dot(ks, _turned(qs, HB), input_precision=PREC, out_dtype=ACC)
-        D = tl.dot(vs, _turned(dos, HB), input_precision=PREC, out_dtype=ACC)
+        qs = load(q + row * G * K + at_k, keys, live, DOT)
+        ks = load(k + row * G * K + at_k, keys, live, DOT)
+        vs = load(v + row * H * V + at_v, values, live, DOT)
+        dos = load(do + row * H * V + at_v, values, live, DOT)
+        A = tl.dot(ks, turned(qs, HB), input_precision=PREC, out_dtype=ACC)
+        D = tl.dot(vs, turned(dos, HB), input_precision=PREC, out_dtype=ACC)
         dvs = tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(vs, dSt.to(DOT), input_precision=PREC, out_dtype=ACC)
         if DECAY:
-            gs = _load_decay(g + row * H + at_g, lines & live, SUM)
+            gs = load_decay(g + row * H + at_g, mine & live, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
             between = weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
             A *= between
             D *= between
-            after = tl.expand_dims(weight(_lines(total, HB) - near, ACC), -1)
+            after = tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)
             dvs *= after
             dks *= after
         A = tl.where(i[:, None] <= i[None, :], A, 0.0)
         D = tl.where(i[:, None] <= i[None, :], D, 0.0)
         dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(D.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC) * scale
-        _store(dv + row * H * V + at_v, dvs * scale, values, live)
+        store(dv + row * H * V + at_v, dvs * scale, values, live)
         if DECAY:
-            keep = lines & live
+            keep = mine & live
             u = tl.load(read + row * H + at_g, mask=keep, other=0.0) - tl.sum(dks * ks, -1)
             raw = tl.load(g + row * H + at_g, mask=keep, other=0.0)
-            sums = _lines(later, HB) + tl.cumsum(u, -1, reverse=True)
+            sums = lines(later, HB) + tl.cumsum(u, -1, reverse=True)
             tl.store(dg + row * H + at_g, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
             later += tl.sum(u, -1)
-            dS *= _tiles(weight(total, ACC), HB)
-            dSt *= _tiles(weight(total, ACC), HB)
+            dS *= tiles(weight(total, ACC), HB)
+            dSt *= tiles(weight(total, ACC), HB)
             dos = (dos * tl.expand_dims(weight(near, ACC), -1)).to(DOT)
         if added:
             dks = tl.sum(dks, 0)
-        _store(dk + (part * rows + row) * G * K + to, dks, whole, live)
-        dS = tl.dot(_turned(qs, HB), dos, acc=dS, input_precision=PREC, out_dtype=ACC)
-        dSt = tl.dot(_turned(dos, HB), qs, acc=dSt, input_precision=PREC, out_dtype=ACC)
-
-
-class Launch(NamedTuple):
-    """How a call is laid out on the machine. It changes speed and rounding, nothing else."""
-
-    C: int  # tokens in a chunk
-    HB: int  # heads of a program, at most
-    num_warps: int  # of so many heads; fewer have fewer
-    num_stages: int
-    maxnreg: int | None = None
+        store(dk + (part * rows + row) * G * K + to, dks, whole, live)
+        dS = tl.dot(turned(qs, HB), dos, acc=dS, input_precision=PREC, out_dtype=ACC)
+        dSt = tl.dot(turned(dos, HB), qs, acc=dSt, input_precision=PREC, out_dtype=ACC)
 
 
 def plan(K: int, V: int, *, gradient: bool) -> Launch:
@@ -288,7 +213,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, how: Launch | None = None
 ) -> Tensor:
     """o of q, k [B, T, G, K], v [B, T, H, V] and log_decay [B, T, H]."""
-    call = _Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
+    call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
     o = call.v.new_empty(v.shape)
     forward_kernel[call.grid](call.q, call.k, call.v, call.g, o, scale, **call.shared)
     return o
@@ -298,7 +223,7 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, do: Tensor, how: Launch | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and log_decay."""
-    call = _Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=True))
+    call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=True))
     alone = call.parts == 1  # else the sums of several programs are added
     dq, dk = (call.q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))
     dv = call.v.new_empty(v.shape)
@@ -307,41 +232,3 @@ def backward(
     backward_kernel[call.grid](call.q, call.k, call.v, call.g, do, dq, dk, dv, dg, read, scale, rows, **call.shared)
     dq, dk = (x[0] if alone else x.sum(0).to(q.dtype) for x in (dq, dk))
     return dq, dk, dv, dg if dg is None or log_decay is None else dg.to(log_decay.dtype)
-
-
-class _Call:
-    """The sizes of one call, its operands made contiguous, and what both launches have in common."""
-
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, how: Launch) -> None:
-        (B, T, G, K), (H, V) = q.shape, v.shape[2:]
-        R = H // G
-        shared = H > G
-        most = R if shared else G
-        HB = min(how.HB, triton.next_power_of_2(most))
-        dot, acc, precision = operands(q.dtype)
-        self.acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
-        self.g = None if log_decay is None else log_decay.to(self.acc).contiguous()
-        blocks = triton.cdiv(most, HB)
-        self.parts = blocks if shared else 1
-        self.grid = (B * blocks * (G if shared else 1),)
-        self.shared: dict[str, Any] = {
-            "T": T,
-            "G": G,
-            "R": R,
-            "K": K,
-            "V": V,
-            "C": how.C,
-            "BK": max(16, triton.next_power_of_2(K)),
-            "BV": max(16, triton.next_power_of_2(V)),
-            "HB": HB,
-            "SHARED": shared,
-            "DECAY": log_decay is not None,
-            "DOT": dot,
-            "SUM": sum_dtype(q.dtype),
-            "ACC": acc,
-            "PREC": precision,
-            "num_warps": max(1, how.num_warps * HB // how.HB),
-            "num_stages": how.num_stages,
-            "maxnreg": how.maxnreg,
-        }

@@ -45,6 +45,7 @@ from mixassay.kernels.common.triton import (
     tile,
     weight,
 )
+from mixassay.kernels.log_linear_attention import short_triton
 
 LEAVES = tl.constexpr(4)  # chunks that one program of the tree's lower end takes
 FAN = tl.constexpr(16)  # nodes that one program of its upper part adds up
@@ -915,10 +916,10 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def tree_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, ...] | None:
-    """Of what `forward` keeps. None if no sequence has two chunks."""
+    """Of what `forward` keeps. None if no sequence has two chunks, or rows are short."""
     (B, T, _, K), (H, V) = q.shape, v.shape[2:]
     C = plan(q.dtype, K, V).C
-    if T <= C:
+    if T <= C or _short(q, v, cu_seqlens):
         return None
     chunks = Chunks.of(B, T, C, cu_seqlens)
     return chunks.sequences, chunks.NT, H, K, V
@@ -934,7 +935,9 @@ def forward(
     cu_seqlens: Tensor | None,
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """o, and for the backward the tree of chunk states, if a sequence has more than one chunk."""
+    """o, and for the backward the tree of chunk states, if a sequence has more than one chunk and is not short."""
+    if how is None and _short(q, v, cu_seqlens):
+        return short_triton.forward(q, k, v, level_scale, log_decay, scale), None
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
     tree = call.tree() if call.heights else None
     o = call.parts(call.keys, v)
@@ -962,6 +965,8 @@ def backward(
     how: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, level_scale and log_decay; `tree` from `forward` with the same plan."""
+    if how is None and _short(q, v, cu_seqlens):
+        return short_triton.backward(q, k, v, level_scale, log_decay, scale, do)
     call = _Call(q, k, v, level_scale, log_decay, scale, cu_seqlens, how)
     rows, H, L, chunks = call.rows, v.shape[2], level_scale.shape[-1], call.chunks
     do = do.to(v.dtype).contiguous()
@@ -1016,6 +1021,10 @@ def backward(
         dg = dg.to(log_decay.dtype)
     dlevel = (dlevel[0] if blocks == 1 else dlevel.sum(0)).view(level_scale.shape).to(level_scale.dtype)
     return call.joined(dq, q), call.joined(dk, k), call.joined(dv, v), dlevel, dg
+
+
+def _short(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
+    return cu_seqlens is None and short_triton.serves(q.dtype, q.shape[1], q.shape[3], v.shape[3])
 
 
 class _Call:

@@ -1,0 +1,196 @@
+"""The Triton kernels for short rows against the definition: in the interpreter, or on a GPU where there is one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from mixassay.kernels.log_linear_attention import reference, registered, short_triton
+
+from . import contract
+
+# The interpreter turns arrays of one element into numbers.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
+NAMES = ("q", "k", "v", "level_scale", "log_decay")
+
+
+@dataclass(frozen=True)
+class Case:
+    T: int
+    heads: tuple[int, int] = (1, 2)  # G, H
+    dims: tuple[int, int] = (16, 16)  # K, V
+    gate: str = "weak"
+    L: int = 9
+    B: int = 1
+    how: short_triton.Launch | None = None
+
+    def __str__(self) -> str:
+        (G, H), (K, V) = self.heads, self.dims
+        name = f"T{self.T}-B{self.B}-G{G}H{H}-K{K}V{V}-{self.gate}-L{self.L}"
+        return name if self.how is None else f"{name}-HB{self.how.HB}"
+
+
+TWO, ONE = short_triton.Launch(16, 2, 1, 1), short_triton.Launch(16, 1, 1, 1)  # heads of a program
+CASES = (
+    Case(1, (1, 1), B=2, L=1),
+    Case(1, (2, 6), (5, 3), "reset"),
+    Case(15, (1, 2), (5, 3), "none", 5),
+    Case(16, (1, 8), gate="zero", L=5),
+    Case(17, (1, 3), (20, 8), "mixed", 6, 2),  # three heads in a batch of four
+    Case(33, (3, 3), (8, 16), "strong", 9, 2),  # three groups in a batch of four
+    Case(33, (2, 4), (16, 24), "none", 3, 2),
+    Case(40, (1, 3), (3, 5), "mixed", 12, 2, TWO),  # three heads in two programs, whose parts are added
+    Case(40, (3, 3), (16, 16), "weak", 7, 2, TWO),
+    Case(63, (1, 1), (32, 16), "weak", 8),
+    Case(64, (1, 4), (16, 16), "reset", 7),
+    Case(65, (4, 4), (16, 16), "mixed", 8),
+    Case(65, (1, 2), (16, 16), "reset", 1, 1, ONE),
+    Case(128, (1, 2), (16, 32), "weak", 6),
+    Case(255, (1, 2), (4, 4), "none"),
+    Case(256, (1, 8), (16, 16), "mixed"),
+)
+
+
+def inputs(case: Case, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(case.T)
+    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).to(DEVICE)  # noqa: E731
+    B, T, (G, H), (K, V) = case.B, case.T, case.heads, case.dims
+    gate = contract.gates(case.gate, torch.rand(B, T, H, generator=draw, dtype=torch.float64))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return {
+        "q": normal(B, T, G, K),
+        "k": normal(B, T, G, K),
+        "v": normal(B, T, H, V),
+        "level_scale": normal(B, T, H, case.L).to(wide if case.T % 2 else dtype),
+        "log_decay": None if gate is None else gate.to(wide).to(DEVICE),
+        "do": normal(B, T, H, V),
+    }
+
+
+def truth(x: dict[str, Any], scale: float) -> dict[str, Tensor]:
+    """The recurrence in float64."""
+    leaf = {n: x[n].detach().double().requires_grad_() for n in NAMES if x[n] is not None}
+    q, k, v, level_scale = (leaf[n] for n in NAMES[:4])
+    o, _ = reference.log_linear_attention(q, k, v, level_scale, leaf.get("log_decay"), scale, None)
+    grads = torch.autograd.grad(o, list(leaf.values()), x["do"].double())
+    return {"o": o.detach(), **{f"d{n}": g for n, g in zip(leaf, grads, strict=True)}}
+
+
+def kernels(x: dict[str, Any], scale: float, how: short_triton.Launch | None = None) -> dict[str, Tensor]:
+    """Into fresh memory full of NaN, so that an element nobody writes is seen."""
+    given = (*(x[n] for n in NAMES), scale)
+    torch.use_deterministic_algorithms(True)
+    try:
+        o, grads = short_triton.forward(*given, how), short_triton.backward(*given, x["do"], how)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return {"o": o, **{f"d{n}": g for n, g in zip(NAMES, grads, strict=True) if g is not None}}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_are_the_recurrence(case):
+    x = inputs(case)
+    expected, found = truth(x, 0.3), kernels(x, 0.3, case.how)
+    assert found.keys() == expected.keys()
+    contract.assert_close(found, expected, TOL)
+
+
+@pytest.mark.skipif(not GPU, reason="the interpreter cannot multiply in half precision")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_half_precision_is_near(case, dtype):
+    x = inputs(case, dtype)
+    found = kernels(x, 0.3, case.how)
+    assert found["dlevel_scale"].dtype == x["level_scale"].dtype
+    contract.assert_close(found, truth(x, 0.3), 4e-2)
+
+
+def test_levels_that_a_token_lacks_have_no_gradient():
+    """Level l >= 1 is there exactly where bit l - 1 of the position is set."""
+    x = inputs(case := Case(40, L=8))
+    grad = kernels(x, 0.3)["dlevel_scale"]
+    t, level = torch.arange(40, device=DEVICE)[:, None], torch.arange(case.L, device=DEVICE)
+    there = (level == 0) | ((t >> (level - 1).clamp(min=0)) & 1 == 1)
+    assert torch.equal(grad != 0, there[:, None].expand(1, 40, 2, case.L))
+
+
+def test_nothing_is_read_past_the_end_or_from_the_neighbours():
+    """Tokens, groups and heads beyond those of a program are NaN."""
+    x = inputs(Case(20, (1, 3), (5, 3), L=6))
+    wide: dict[str, Any] = {}
+    for n, t in x.items():
+        beside = (0, 0, 0, 0, 0, 0, 1, 1) if t.dim() == 4 else (0, 0, 0, 0, 1, 1)
+        wide[n] = torch.nn.functional.pad(t, beside, value=torch.nan)
+    found, expected = kernels(wide, 0.3), kernels(x, 0.3)
+    for n, t in expected.items():
+        assert torch.equal(found[n][1:2], t), n
+
+
+def test_runs_repeat_bit_for_bit():
+    x = inputs(Case(40, (1, 3)))
+    first, second = kernels(x, 0.3, TWO), kernels(x, 0.3, TWO)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_a_sequence_does_not_depend_on_its_batch():
+    x = inputs(Case(20, (3, 3), B=2))
+    both = kernels(x, 0.3)
+    alone = kernels({n: t[1:] for n, t in x.items()}, 0.3)
+    assert all(torch.equal(both[n][1:], alone[n]) for n in both)
+
+
+@pytest.mark.parametrize(
+    ("T", "width", "packed", "taken"),
+    [(20, 16, False, True), (20, 16, True, False), (20, 48, False, False), (300, 3, False, False)],
+)
+def test_short_rows_are_taken(monkeypatch, T, width, packed, taken):
+    """Both ways, the same."""
+    if GPU:  # float32 is exact there, for which the kernels are not meant
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    calls = []
+    for name in ("forward", "backward"):
+        own = getattr(short_triton, name)
+        monkeypatch.setattr(short_triton, name, lambda *a, name=name, own=own: (calls.append(name), own(*a))[1])
+    x = inputs(Case(T, (1, 1), (width, width)))
+    q, k, v, level_scale, g = (x[n] for n in NAMES)
+    cu = torch.tensor([0, T], device=DEVICE) if packed else None
+    o = registered.log_linear_attention(q.requires_grad_(), k, v, level_scale, g, 0.3, cu)
+    (o * x["do"]).sum().backward()
+    assert calls == (["forward", "backward"] if taken else [])
+
+
+def test_opcheck():
+    torch.library.opcheck(registered.forward, (*(x[0].requires_grad_() for x in leaves(1)), None, 0.3))
+
+
+def test_vmap_is_a_loop():
+    stack = [t.requires_grad_() for t in leaves(2)]
+    together = torch.func.vmap(operator)(*stack)
+    grads = torch.autograd.grad(together.sin().sum(), stack)
+    for m in range(2):
+        alone = [t.detach()[m].clone().requires_grad_() for t in stack]
+        o = operator(*alone)
+        expected = [o, *torch.autograd.grad(o.sin().sum(), alone)]
+        assert all(torch.equal(t[m], u) for t, u in zip((together, *grads), expected, strict=True))
+
+
+@pytest.mark.skipif(GPU, reason="float64 only in the interpreter")
+def test_gradcheck():
+    alone = [t[0].requires_grad_() for t in leaves(1)]
+    assert torch.autograd.gradcheck(operator, alone, fast_mode=True, check_batched_grad=True)
+
+
+def leaves(members: int) -> list[Tensor]:
+    cases = [inputs(Case(18 + m, (1, 2), (3, 5), L=4), torch.bfloat16 if GPU else DTYPE) for m in range(members)]
+    return [torch.stack([x[n][:, :18] for x in cases]) for n in NAMES]
+
+
+def operator(q: Tensor, k: Tensor, v: Tensor, level_scale: Tensor, g: Tensor) -> Tensor:
+    return registered.forward(q, k, v, level_scale, g, None, 0.3)[0]
