@@ -98,7 +98,7 @@ def _read(
     if (n >> M) % 2 == 1:
         lam = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
         by, _ = _weights(lam, age, near, HB, DECAY, ACC)
-        os += tl.expand_dims(by, -1) * tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+        os += tl.expand_dims(by, -2) * tl.dot(S.to(DOT), turned(qs, HB), input_precision=PREC, out_dtype=ACC)
         age += total
     else:
         S = new + _kept(S, n % (2 << M) == 0, total, HB, DECAY, ACC)
@@ -139,13 +139,15 @@ def forward_kernel(
     at_k = tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
     at_v = tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
     at_g, mine = lines(h, HB) + i * H, lines(there, HB)
-    inside = tl.minimum(_level(i[:, None] ^ i[None, :]), L - 1)
-    at_pair = tiles(h * L, HB) + (i[:, None] * (H * L) + inside)
+    inside = zeros(C, C, HB, tl.int32) + _level(i[:, None] ^ i[None, :])
+    l = tl.arange(0, 8)
+    at_inside = tiles(h * L, HB) + (i[None, :] * (H * L) + tl.minimum(l, L - 1)[:, None])
+    to, whole = tiles(h * V, HB) + (i[None, :] * (H * V) + vv[:, None]), tiles(there, HB) & (vv < V)[:, None]
     keys, values = tiles(there, HB) & (kk < K)[None, :], tiles(there, HB) & (vv < V)[None, :]
-    pairs = tiles(there, HB) & (i[:, None] >= i[None, :])
+    pairs = tiles(there, HB) & (i[:, None] <= i[None, :])
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
-    S0, S1, S2, S3 = zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC)
+    S0, S1, S2, S3 = zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC)
     age0, age1, age2, age3 = none, none, none, none
     for n in range(tl.cdiv(T, C)):
         row, live = b * T + n * C, i < T - n * C
@@ -153,18 +155,17 @@ def forward_kernel(
         qs = load(q + row * G * K + at_k, keys, live, DOT)
         ks = load(k + row * G * K + at_k, keys, live, DOT)
         vs = load(v + row * H * V + at_v, values, live, DOT)
-        lam = tl.load(level_scale + row * H * L + at_pair, mask=pairs & live[:, None], other=0.0).to(ACC)
-        A = tl.dot(qs, turned(ks, HB), input_precision=PREC, out_dtype=ACC)
+        lam = tl.load(level_scale + row * H * L + at_inside, mask=tiles(there, HB) & (l < INSIDE)[:, None] & live[None, :], other=0.0).to(ACC)
+        lam = tl.where(i[:, None] <= i[None, :], tl.gather(lam, inside, 1 if HB > 1 else 0), 0.0)
+        A = tl.dot(ks, turned(qs, HB), input_precision=PREC, out_dtype=ACC)
+        vd, os = vs, zeros(BV, C, HB, ACC)
         if DECAY:
             gs = load_decay(g + row * H + at_g, keep, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
-            A *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
+            A *= weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
             vd = (vs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
-        else:
-            vd = vs
-        os = tl.dot((A * lam).to(DOT), vs, input_precision=PREC, out_dtype=ACC)
         if HEIGHTS > 0:
-            new = tl.dot(turned(ks, HB), vd, input_precision=PREC, out_dtype=ACC)
+            new = tl.dot(turned(vd, HB), ks, input_precision=PREC, out_dtype=ACC)
             os, S0, age0 = _read(os, S0, age0, new, qs, near, total, at_level, keep, n, 0, L, HB, DECAY, DOT, ACC, PREC)
         if HEIGHTS > 1:
             os, S1, age1 = _read(os, S1, age1, new, qs, near, total, at_level, keep, n, 1, L, HB, DECAY, DOT, ACC, PREC)
@@ -172,7 +173,8 @@ def forward_kernel(
             os, S2, age2 = _read(os, S2, age2, new, qs, near, total, at_level, keep, n, 2, L, HB, DECAY, DOT, ACC, PREC)
         if HEIGHTS > 3:
             os, S3, age3 = _read(os, S3, age3, new, qs, near, total, at_level, keep, n, 3, L, HB, DECAY, DOT, ACC, PREC)
-        store(o + row * H * V + at_v, os * scale, values, live)
+        os = tl.dot(turned(vs, HB), (A * lam).to(DOT), acc=os, input_precision=PREC, out_dtype=ACC) * scale
+        tl.store(o + row * H * V + to, os.to(o.dtype.element_ty), mask=whole & live[None, :])
 
 
 @triton.jit
