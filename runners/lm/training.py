@@ -24,7 +24,7 @@ from mixassay.mixers import Mixer, nbytes
 from mixassay.model import Model, build
 from mixassay.runners import checkpoint
 from mixassay.runners.lm import work
-from mixassay.runners.lm.batches import Batches
+from mixassay.runners.lm.batches import Batches, makers
 from mixassay.runners.lm.evaluate import Questions, evaluate, questions
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.lm.ranks import Ranks
@@ -99,7 +99,7 @@ class Training:
         start = time.perf_counter()
         if self._batches is None:
             batches = Batches(self.stream, self.spec.seed, self.part)
-            self._batches = iter(batches.of(self.device, self.step, self.ranks.n))
+            self._batches = batches.of(self.device, self.step, makers(self.device))
         tokens, labels = next(self._batches)
         pieces = list(zip(torch.split(tokens, self.micro), torch.split(labels, self.micro), strict=True))
         for i, piece in enumerate(pieces):

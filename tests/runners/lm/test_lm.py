@@ -12,10 +12,12 @@ from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import train as stacks
 from mixassay.runners.lm import evaluate, loss, scale, work
+from mixassay.runners.lm.batches import Batches
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.lm.train import How, run
 from mixassay.runners.lm.training import Training
 from mixassay.runners.outcome import Interrupted
+from mixassay.runners.stream import Stream
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, TaskSpec, TrainSpec
 from mixassay.tasks import IGNORE, Rows
 
@@ -95,6 +97,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(text, tmp_path):
         straight = trained(run_spec)
         resumed = interrupted(run_spec, tmp_path / mixer, step, (How(), How()))
         assert facts(resumed) == facts(straight)
+
+
+def test_batches_made_ahead_are_the_batches(text):
+    """By two processes, in order, from the step on where a stopped run goes on."""
+    rows = Batches(Stream(text, TRAIN), 0, slice(1, 3))
+    here, ahead = list(rows.of("cpu", 5, workers=0)), list(rows.of("cpu", 5, workers=2))
+    assert len(here) == TRAIN.steps - 5
+    assert here[0][0].shape == (2, text.args["seq_len"])
+    for made, wanted in zip(ahead, here, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
 
 
 def test_two_processes_equal_one(text, tmp_path):
