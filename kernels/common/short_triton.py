@@ -102,11 +102,16 @@ class Launch(NamedTuple):
     maxnreg: int | None = None
 
 
+def padded(width: int) -> int:
+    """Columns of a tile that holds so many."""
+    return max(16, triton.next_power_of_2(width))
+
+
 class Call:
     """The sizes of one call, its operands made contiguous, and what both launches have in common."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, how: Launch) -> None:
-        (B, T, G, K), (H, V) = q.shape, v.shape[2:]
+        (B, T, G, self.K), (H, self.V) = q.shape, v.shape[2:]
         R = H // G
         shared = H > G
         most = R if shared else G
@@ -122,11 +127,7 @@ class Call:
             "T": T,
             "G": G,
             "R": R,
-            "K": K,
-            "V": V,
             "C": how.C,
-            "BK": max(16, triton.next_power_of_2(K)),
-            "BV": max(16, triton.next_power_of_2(V)),
             "HB": HB,
             "SHARED": shared,
             "DECAY": log_decay is not None,
@@ -138,3 +139,6 @@ class Call:
             "num_stages": how.num_stages,
             "maxnreg": how.maxnreg,
         }
+
+    def widths(self) -> dict[str, int]:
+        return {"K": self.K, "V": self.V, "BK": padded(self.K), "BV": padded(self.V)}

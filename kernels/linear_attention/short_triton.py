@@ -215,7 +215,7 @@ def forward(
     """o of q, k [B, T, G, K], v [B, T, H, V] and log_decay [B, T, H]."""
     call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
     o = call.v.new_empty(v.shape)
-    forward_kernel[call.grid](call.q, call.k, call.v, call.g, o, scale, **call.shared)
+    forward_kernel[call.grid](call.q, call.k, call.v, call.g, o, scale, **call.shared, **call.widths())
     return o
 
 
@@ -229,6 +229,8 @@ def backward(
     dv = call.v.new_empty(v.shape)
     dg, read = (None if call.g is None else torch.empty_like(call.g) for _ in range(2))
     do, rows = do.to(v.dtype).contiguous(), q.shape[0] * q.shape[1]
-    backward_kernel[call.grid](call.q, call.k, call.v, call.g, do, dq, dk, dv, dg, read, scale, rows, **call.shared)
+    backward_kernel[call.grid](
+        call.q, call.k, call.v, call.g, do, dq, dk, dv, dg, read, scale, rows, **call.shared, **call.widths()
+    )
     dq, dk = (x[0] if alone else x.sum(0).to(q.dtype) for x in (dq, dk))
     return dq, dk, dv, dg if dg is None or log_decay is None else dg.to(log_decay.dtype)

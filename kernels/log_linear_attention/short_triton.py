@@ -1,18 +1,30 @@
-"""Log-linear attention over short rows in Triton: one kernel forward, one backward, nothing but the results in memory.
+"""Log-linear attention over short rows in Triton: one kernel forwards, three ways backward, all states in registers.
 
-The equations are those of triton.py, for chunks of 16 tokens. A program has all the tokens of a few heads, as in
-linear_attention/short_triton.py. Of the nodes of height m, 2^m chunks, one at a time is of interest, so there is one
-state S_m in registers: a chunk whose number has bit m clear is part of it, one that has it set reads it at level 5 + m.
-It is decayed while it is made; afterwards a sum of log decays says how old it is. The backward mirrors this: walking
-forwards for dQ and dlambda, S_m is turned; walking back for dK and dV, chunks with bit m set make dS_m, the others
-take it.
+The equations are those of triton.py, for chunks of 16 tokens. A program has all the tokens of a few narrow heads, as in
+linear_attention/short_triton.py. All four results are one operation: s times the sum over j <= i (or j >= i) of
+lambda_max(i,j) e^{-|G_i - G_j|} (x_i . y_j) z_j.
+
+           x   y   z     what the state of a node is
+    o      q   k   v     S
+    dq     do  v   k     S^T
+    dk     v   do  q     dS^T
+    dv     k   q   do    dS
+
+`forwards_kernel` has one node of each height m, 2^m chunks, at a time: a chunk whose number has bit m clear is part of
+it, one that has it set reads it, at level 5 + m. The state is decayed while it is made; afterwards a sum of log decays
+says how old it is. `backwards_kernel` mirrors this: chunks with bit m set make the gradient of the node's state, those
+before them take it.
 
 Within a chunk, dlambda is a sum over the pairs of a level. Fenwick's tree has the node of the tokens j with
 x - (x & -x) <= j < x in column x - 1; token i sees it if x is i without some of its lower bits. The sums of all nodes
-are one product of the pairs with zeros and ones, in half precision that of two bfloat16 addends of each pair.
+are one product of the pairs with zeros and ones, in half precision of two bfloat16 addends of each pair.
 
-The decay's gradient is that of linear_attention/short_triton.py, for the number (v_s . do_t) e^{G_t - G_s} lambda_ts.
+The decay's gradient: dg_t = sum over s >= t of (q_s . dq_s - k_s . dk_s), each of a head alone and before rounding.
+What pairs within a chunk add to both sides cancels: both ways round the same number, (v_s . do_t) e^{G_t - G_s}
+lambda_ts, to an operand.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -27,6 +39,7 @@ from mixassay.kernels.common.short_triton import (
     lines,
     load,
     load_decay,
+    padded,
     serves,
     store,
     tiles,
@@ -47,22 +60,14 @@ def _level(x):
 
 
 @triton.jit
-def _decayed(x, exponent, HB: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """Tiles of heads, each with its own log decay."""
-    if DECAY:
-        return x * tiles(weight(exponent, ACC), HB)
+def _offsets(group, h, G, H, i, N: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+             HB: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+    """Of x (or y) and z in a chunk, from its first row, and their rows' strides. `TURNED`: x has heads, z has groups."""
+    nn, mm = tl.arange(0, BN)[None, :], tl.arange(0, BM)[None, :]
+    if TURNED:
+        return tiles(h * N, HB) + (i * (H * N) + nn), H * N, tiles(group * M, HB) + (i * (G * M) + mm), G * M
     else:
-        return x
-
-
-@triton.jit
-def _weights(lam, age, near, HB: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """lambda e^{decay since the state's end}, and the latter."""
-    if DECAY:
-        w = weight(lines(age, HB) + near, ACC)
-        return lam * w, w
-    else:
-        return lam, lam * 0.0 + 1.0
+        return tiles(group * N, HB) + (i * (G * N) + nn), G * N, tiles(h * M, HB) + (i * (H * M) + mm), H * M
 
 
 @triton.jit
@@ -75,232 +80,75 @@ def _kept(S, first, total, HB: tl.constexpr, DECAY: tl.constexpr, ACC: tl.conste
 
 
 @triton.jit
-def _read(
-    os,
-    S,
-    age,
-    new,
-    qs,
-    near,
-    total,
-    at_level,
-    keep,
-    n,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    HB: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
+def _forwards(outs, S, age, new, xs, ws, near, total, at_level, to_level, scale, keep, n,
+              M: tl.constexpr, L: tl.constexpr, HB: tl.constexpr, TURNED: tl.constexpr, DECAY: tl.constexpr,
+              DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):  # fmt: skip
     """Chunk n reads the state of height M, or is part of it."""
-    if (n >> M) % 2 == 1:
-        lam = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
-        by, _ = _weights(lam, age, near, HB, DECAY, ACC)
-        os += tl.expand_dims(by, -2) * tl.dot(S.to(DOT), turned(qs, HB), input_precision=PREC, out_dtype=ACC)
+    reads = (n >> M) % 2
+    if reads == 1:
+        by = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
+        far = tl.dot(xs, S.to(DOT), input_precision=PREC, out_dtype=ACC)
+        if TURNED:
+            dlam = tl.sum(far * ws, -1) * scale
+        if DECAY:
+            w = weight(lines(age, HB) + near, ACC)
+            by *= w
+            if TURNED:
+                dlam *= w
+        if TURNED:
+            tl.store(to_level + INSIDE + M, dlam, mask=keep)
+        outs += tl.expand_dims(by, -1) * far
         age += total
-    else:
+    for _ in range(1 - reads):  # not a branch: Triton would change the state's layout in it, and keep both
         S = new + _kept(S, n % (2 << M) == 0, total, HB, DECAY, ACC)
         age = total * 0.0
-    return os, S, age
+        if TURNED:
+            tl.store(to_level + INSIDE + M, near.to(ACC) * 0.0, mask=keep)
+    return outs, S, age
 
 
 @triton.jit
-def forward_kernel(
-    q,  # [B T, G, K]
-    k,
-    v,  # [B T, G R, V]
-    g,  # [B T, G R]
-    level_scale,  # [B T, G R, L]
-    o,
-    scale,
-    T,
-    G,
-    R,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,  # 16
-    L: tl.constexpr,
-    HEIGHTS: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    HB: tl.constexpr,
-    SHARED: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    SUM: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    _, b, group, h, there = heads(G, R, HB, SHARED)
-    i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
-    # Of a chunk's rows, from its first one.
-    at_k = tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
-    at_v = tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
-    at_g, mine = lines(h, HB) + i * H, lines(there, HB)
-    inside = zeros(C, C, HB, tl.int32) + _level(i[:, None] ^ i[None, :])
-    l = tl.arange(0, 8)
-    at_inside = tiles(h * L, HB) + (i[None, :] * (H * L) + tl.minimum(l, L - 1)[:, None])
-    to, whole = tiles(h * V, HB) + (i[None, :] * (H * V) + vv[:, None]), tiles(there, HB) & (vv < V)[:, None]
-    keys, values = tiles(there, HB) & (kk < K)[None, :], tiles(there, HB) & (vv < V)[None, :]
-    pairs = tiles(there, HB) & (i[:, None] <= i[None, :])
-    none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
-    near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
-    S0, S1, S2, S3 = zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC)
-    age0, age1, age2, age3 = none, none, none, none
-    for n in range(tl.cdiv(T, C)):
-        row, live = b * T + n * C, i < T - n * C
-        keep, at_level = mine & live, level_scale + row * H * L + at_g * L
-        qs = load(q + row * G * K + at_k, keys, live, DOT)
-        ks = load(k + row * G * K + at_k, keys, live, DOT)
-        vs = load(v + row * H * V + at_v, values, live, DOT)
-        lam = tl.load(level_scale + row * H * L + at_inside, mask=tiles(there, HB) & (l < INSIDE)[:, None] & live[None, :], other=0.0).to(ACC)
-        lam = tl.where(i[:, None] <= i[None, :], tl.gather(lam, inside, 1 if HB > 1 else 0), 0.0)
-        A = tl.dot(ks, turned(qs, HB), input_precision=PREC, out_dtype=ACC)
-        vd, os = vs, zeros(BV, C, HB, ACC)
-        if DECAY:
-            gs = load_decay(g + row * H + at_g, keep, SUM)
-            near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
-            A *= weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
-            vd = (vs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
-        if HEIGHTS > 0:
-            new = tl.dot(turned(vd, HB), ks, input_precision=PREC, out_dtype=ACC)
-            os, S0, age0 = _read(os, S0, age0, new, qs, near, total, at_level, keep, n, 0, L, HB, DECAY, DOT, ACC, PREC)
-        if HEIGHTS > 1:
-            os, S1, age1 = _read(os, S1, age1, new, qs, near, total, at_level, keep, n, 1, L, HB, DECAY, DOT, ACC, PREC)
-        if HEIGHTS > 2:
-            os, S2, age2 = _read(os, S2, age2, new, qs, near, total, at_level, keep, n, 2, L, HB, DECAY, DOT, ACC, PREC)
-        if HEIGHTS > 3:
-            os, S3, age3 = _read(os, S3, age3, new, qs, near, total, at_level, keep, n, 3, L, HB, DECAY, DOT, ACC, PREC)
-        os = tl.dot(turned(vs, HB), (A * lam).to(DOT), acc=os, input_precision=PREC, out_dtype=ACC) * scale
-        tl.store(o + row * H * V + to, os.to(o.dtype.element_ty), mask=whole & live[None, :])
-
-
-@triton.jit
-def _sums(pairs, HALF: tl.constexpr, HB: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
-    """Sums over the nodes of Fenwick's tree, each in the column before its end."""
-    C: tl.constexpr = pairs.shape[-1]
-    j, x = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :] + 1
-    ones = (j < x) & (j >= x - (x & -x)) & (x < C)
+def _node_sums(pairs, HALF: tl.constexpr, HB: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
+    """Sums of each row over the nodes of Fenwick's tree."""
+    j, x = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :] + 1
+    ones = (j < x) & (j >= x - (x & -x))
     if HALF:
-        ones = zeros(C, C, HB, tl.bfloat16) + ones.to(tl.bfloat16)
+        ones = zeros(16, 16, HB, tl.bfloat16) + ones.to(tl.bfloat16)
         high = pairs.to(tl.bfloat16)
         sums = tl.dot(high, ones, out_dtype=ACC)
         return tl.dot((pairs - high.to(ACC)).to(tl.bfloat16), ones, acc=sums, out_dtype=ACC)
     else:
-        ones = zeros(C, C, HB, ACC) + ones.to(ACC)
+        ones = zeros(16, 16, HB, ACC) + ones.to(ACC)
         return tl.dot(pairs, ones, input_precision=PREC, out_dtype=ACC)
 
 
 @triton.jit
-def _read_turned(
-    dqs,
-    S,
-    age,
-    new,
-    qs,
-    dos,
-    near,
-    total,
-    at_level,
-    to_level,
-    scale,
-    keep,
-    n,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    HB: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """As `_read`, with the gradient of the level's weights."""
-    if (n >> M) % 2 == 1:
-        lam = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
-        by, w = _weights(lam, age, near, HB, DECAY, ACC)
-        far = tl.dot(dos, S.to(DOT), input_precision=PREC, out_dtype=ACC)
-        dlam = w * tl.sum(far * qs, -1)
-        dqs += tl.expand_dims(by, -1) * far
-        age += total
-    else:
-        dlam = near.to(ACC) * 0.0
-        S = new + _kept(S, n % (2 << M) == 0, total, HB, DECAY, ACC)
-        age = total * 0.0
-    tl.store(to_level + INSIDE + M, dlam * scale, mask=keep)
-    return dqs, S, age
-
-
-@triton.jit
-def _write(
-    dS,
-    dSt,
-    sum,
-    sum_t,
-    age,
-    qs,
-    dos,
-    near,
-    total,
-    at_level,
-    keep,
-    n,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    HB: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """Chunk n adds to the gradient of the state of height M, or takes it."""
-    if (n >> M) % 2 == 1:
-        lam = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
-        by, _ = _weights(lam, total * 0.0, near, HB, DECAY, ACC)
-        scaled = (dos * tl.expand_dims(by, -1)).to(DOT)
-        first = n % (2 << M) == (2 << M) - 1
-        dS = _kept(dS, first, total, HB, DECAY, ACC)
-        dSt = _kept(dSt, first, total, HB, DECAY, ACC)
-        dS = tl.dot(turned(qs, HB), scaled, acc=dS, input_precision=PREC, out_dtype=ACC)
-        dSt = tl.dot(turned(scaled, HB), qs, acc=dSt, input_precision=PREC, out_dtype=ACC)
-        age = total * 0.0
-    else:
-        sum += _decayed(dS, age, HB, DECAY, ACC)
-        sum_t += _decayed(dSt, age, HB, DECAY, ACC)
-        age += total
-    return dS, dSt, sum, sum_t, age
-
-
-@triton.jit
-def backward_kernel(
-    q,
-    k,
-    v,
-    g,
-    level_scale,
-    do,
-    dq,  # [parts, B T, G, K]
-    dk,
-    dv,
+def forwards_kernel(
+    x,  # [B T, G, N], or TURNED: [B T, G R, N]
+    y,
+    z,  # [B T, G R, M], or TURNED: [B T, G, M]
+    w,  # as z, TURNED only: what x, y and z of level_scale's gradient are multiplied by
+    g,  # [B T, G R]
+    level_scale,  # [B T, G R, L]
+    out,  # [parts, as z]
     dlevel,  # [B T, G R, W]
-    dg,  # [B T, G R]
-    read,  # the same: q . dq, of this program alone
+    read,  # [B T, G R]: out . w, of this program alone
     scale,
     rows,  # B T
     T,
     G,
     R,
-    K: tl.constexpr,
-    V: tl.constexpr,
+    N: tl.constexpr,
+    M: tl.constexpr,
     C: tl.constexpr,  # 16
     L: tl.constexpr,
     W: tl.constexpr,
     HEIGHTS: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
     HB: tl.constexpr,
     SHARED: tl.constexpr,
+    TURNED: tl.constexpr,
     HALF: tl.constexpr,
     DECAY: tl.constexpr,
     DOT: tl.constexpr,
@@ -309,153 +157,204 @@ def backward_kernel(
     PREC: tl.constexpr,
 ):
     part, b, group, h, there = heads(G, R, HB, SHARED)
-    i, kk, vv, H = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV), G * R
-    # Of a chunk's rows, from its first one.
-    at_k = tiles(group * K, HB) + (i[:, None] * (G * K) + kk[None, :])
-    at_v = tiles(h * V, HB) + (i[:, None] * (H * V) + vv[None, :])
-    at_g, mine = lines(h, HB) + i * H, lines(there, HB)
-    keys, values = tiles(there, HB) & (kk < K)[None, :], tiles(there, HB) & (vv < V)[None, :]
-    added: tl.constexpr = SHARED and HB > 1
-    to, whole = at_k, keys
-    if added:  # one gradient of q and k for all heads
-        to, whole = tl.max(group, 0) * K + i[:, None] * (G * K) + kk[None, :], (kk < K)[None, :]
-    inside = tl.minimum(_level(i[:, None] ^ i[None, :]), L - 1)
+    i, j, H = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], G * R
+    at_x, of_x, at_z, of_z = _offsets(group, h, G, H, i, N, M, BN, BM, HB, TURNED)
+    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
+    inputs, outputs = (
+        tiles(there, HB) & (tl.arange(0, BN) < N)[None, :],
+        tiles(there, HB) & (tl.arange(0, BM) < M)[None, :],
+    )
+    pairs = tiles(there, HB) & (i >= j)
+    at_pair = tiles(h * L, HB) + (i * (H * L) + tl.minimum(_level(i ^ j), L - 1))
+    # The node that token i sees at a level, or would see if it had that level.
+    lowest = (j + 1) & -(j + 1)
+    nodes = tiles(there, HB) & (j + 1 < C) & (((j + 1) ^ i) < 2 * lowest)
+    at_node = tiles(h * W, HB) + (i * (H * W) + _level(lowest))
+    added: tl.constexpr = TURNED and SHARED and HB > 1
+    to, whole = at_z, outputs
+    if added:  # one result for all heads
+        to, whole = tl.max(group, 0) * M + i * of_z + tl.arange(0, BM)[None, :], (tl.arange(0, BM) < M)[None, :]
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
-
-    at_pair = tiles(h * L, HB) + (i[:, None] * (H * L) + inside)
-    pairs = tiles(there, HB) & (i[:, None] >= i[None, :])
-    # The column of the node that token i sees at a level, or would see if it had that level.
-    x = i[None, :] + 1
-    lowest = x & -x
-    sees = (x < C) & ((x ^ i[:, None]) < 2 * lowest) & tiles(there, HB)
-    at_node = tiles(h * W, HB) + i[:, None] * (H * W) + _level(lowest)
-    S0, S1, S2, S3 = zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC)
+    S0, S1, S2, S3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
     age0, age1, age2, age3 = none, none, none, none
     for n in range(tl.cdiv(T, C)):
-        row, live = b * T + n * C, i < T - n * C
-        keep, at_level, to_level = mine & live, level_scale + row * H * L + at_g * L, dlevel + row * H * W + at_g * W
-        qs = load(q + row * G * K + at_k, keys, live, DOT)
-        ks = load(k + row * G * K + at_k, keys, live, DOT)
-        vs = load(v + row * H * V + at_v, values, live, DOT)
-        dos = load(do + row * H * V + at_v, values, live, DOT)
+        row, live = b * T + n * C, tl.arange(0, C) < T - n * C
+        keep, at_level, to_level = mine & live, level_scale + row * H * L + at_g * L, dlevel
+        xs = load(x + row * of_x + at_x, inputs, live, DOT)
+        ys = load(y + row * of_x + at_x, inputs, live, DOT)
+        zs = load(z + row * of_z + at_z, outputs, live, DOT)
         lam = tl.load(level_scale + row * H * L + at_pair, mask=pairs & live[:, None], other=0.0).to(ACC)
-        A = tl.dot(qs, turned(ks, HB), input_precision=PREC, out_dtype=ACC)
-        D = tl.dot(dos, turned(vs, HB), input_precision=PREC, out_dtype=ACC)
+        A = tl.dot(xs, turned(ys, HB), input_precision=PREC, out_dtype=ACC)
+        kept, ws = zs, zs
         if DECAY:
             gs = load_decay(g + row * H + at_g, keep, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
-            D *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
-            vd = (vs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
-        else:
-            vd = vs
-        A *= D * scale  # what a pair adds to its level
-        itself = tl.sum(tl.where(i[:, None] == i[None, :], A, 0.0), -1)
-        nodes = tl.where(i[:, None] & lowest != 0, _sums(A, HALF, HB, ACC, PREC), 0.0)
-        tl.store(to_level, itself, mask=keep)
-        tl.store(dlevel + row * H * W + at_node, nodes, mask=sees & live[:, None])
-        dqs = tl.dot((D * lam).to(DOT), ks, input_precision=PREC, out_dtype=ACC)
+            A *= weight(tl.expand_dims(near, -1) - tl.expand_dims(near, -2), ACC)
+            kept = (zs * tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)).to(DOT)
+        if TURNED:
+            to_level = dlevel + row * H * W + at_g * W
+            ws = load(w + row * of_z + at_z, outputs, live, DOT)
+            P = A * tl.dot(ws, turned(zs, HB), input_precision=PREC, out_dtype=ACC) * scale
+            P = tl.where(i >= j, P, 0.0)
+            tl.store(to_level, tl.sum(tl.where(i == j, P, 0.0), -1), mask=keep)
+            sums = tl.where((i & lowest) != 0, _node_sums(P, HALF, HB, ACC, PREC), 0.0)
+            tl.store(dlevel + row * H * W + at_node, sums, mask=nodes & live[:, None])
+            for level in tl.static_range(INSIDE + HEIGHTS, W):  # that rows of T tokens do not have
+                tl.store(to_level + level, near.to(ACC) * 0.0, mask=keep)
+        outs = zeros(C, BM, HB, ACC)
         if HEIGHTS > 0:
-            new = tl.dot(turned(vd, HB), ks, input_precision=PREC, out_dtype=ACC)
-            dqs, S0, age0 = _read_turned(
-                dqs, S0, age0, new, qs, dos, near, total, at_level, to_level, scale, keep, n, 0,
-                L, HB, DECAY, DOT, ACC, PREC,
+            new = tl.dot(turned(ys, HB), kept, input_precision=PREC, out_dtype=ACC)
+        if HEIGHTS > 0:
+            outs, S0, age0 = _forwards(
+                outs, S0, age0, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 0, L, HB, TURNED, DECAY,
+                DOT, ACC, PREC,
             )  # fmt: skip
         if HEIGHTS > 1:
-            dqs, S1, age1 = _read_turned(
-                dqs, S1, age1, new, qs, dos, near, total, at_level, to_level, scale, keep, n, 1,
-                L, HB, DECAY, DOT, ACC, PREC,
+            outs, S1, age1 = _forwards(
+                outs, S1, age1, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 1, L, HB, TURNED, DECAY,
+                DOT, ACC, PREC,
             )  # fmt: skip
         if HEIGHTS > 2:
-            dqs, S2, age2 = _read_turned(
-                dqs, S2, age2, new, qs, dos, near, total, at_level, to_level, scale, keep, n, 2,
-                L, HB, DECAY, DOT, ACC, PREC,
+            outs, S2, age2 = _forwards(
+                outs, S2, age2, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 2, L, HB, TURNED, DECAY,
+                DOT, ACC, PREC,
             )  # fmt: skip
         if HEIGHTS > 3:
-            dqs, S3, age3 = _read_turned(
-                dqs, S3, age3, new, qs, dos, near, total, at_level, to_level, scale, keep, n, 3,
-                L, HB, DECAY, DOT, ACC, PREC,
+            outs, S3, age3 = _forwards(
+                outs, S3, age3, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 3, L, HB, TURNED, DECAY,
+                DOT, ACC, PREC,
             )  # fmt: skip
-        for level in tl.static_range(INSIDE + HEIGHTS, W):  # that rows of T tokens do not have
-            tl.store(to_level + level, near.to(ACC) * 0.0, mask=keep)
-        dqs *= scale
-        if DECAY:
-            tl.store(read + row * H + at_g, tl.sum(dqs * qs, -1), mask=keep)
-        if added:
-            dqs = tl.sum(dqs, 0)
-        store(dq + (part * rows + row) * G * K + to, dqs, whole, live)
+        outs = tl.dot((A * lam).to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC) * scale
+        if TURNED:
+            if DECAY:
+                tl.store(read + row * H + at_g, tl.sum(outs * ws, -1), mask=keep)
+            if added:
+                outs = tl.sum(outs, 0)
+        store(out + ((part * rows if TURNED else 0) + row) * of_z + to, outs, whole, live)
 
-    tl.debug_barrier()  # other threads load `read` than stored it
-    # Turned: rows are those of keys and values.
-    at_pair = tiles(h * L, HB) + (i[None, :] * (H * L) + inside)
-    pairs = tiles(there, HB) & (i[:, None] <= i[None, :])
-    dS0, dS1, dS2, dS3 = zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC), zeros(BK, BV, HB, ACC)
-    dT0, dT1, dT2, dT3 = zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC), zeros(BV, BK, HB, ACC)
+
+@triton.jit
+def _backwards(dS, age, sum, ys, zs, near, total, at_level, keep, n,
+               M: tl.constexpr, L: tl.constexpr, HB: tl.constexpr, DECAY: tl.constexpr,
+               DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):  # fmt: skip
+    """Chunk n adds to the gradient of the state of height M, or takes it."""
+    adds = (n >> M) % 2 == 1
+    sum += _kept(dS, adds, age, HB, DECAY, ACC)
+    age += total
+    if adds:
+        by = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
+        if DECAY:
+            by *= weight(near, ACC)
+        scaled = (zs * tl.expand_dims(by, -1)).to(DOT)
+        dS = _kept(dS, n % (2 << M) == (2 << M) - 1, total, HB, DECAY, ACC)
+        dS = tl.dot(turned(ys, HB), scaled, acc=dS, input_precision=PREC, out_dtype=ACC)
+        age = total * 0.0
+    return dS, age, sum
+
+
+@triton.jit
+def backwards_kernel(
+    x,  # as in `forwards_kernel`
+    y,
+    z,
+    w,
+    g,
+    level_scale,
+    out,
+    dg,  # [B T, G R], TURNED only
+    read,
+    scale,
+    rows,
+    T,
+    G,
+    R,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,  # 16
+    L: tl.constexpr,
+    HEIGHTS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    HB: tl.constexpr,
+    SHARED: tl.constexpr,
+    TURNED: tl.constexpr,
+    DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    SUM: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    part, b, group, h, there = heads(G, R, HB, SHARED)
+    i, j, H = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], G * R
+    at_x, of_x, at_z, of_z = _offsets(group, h, G, H, i, N, M, BN, BM, HB, TURNED)
+    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
+    inputs, outputs = (
+        tiles(there, HB) & (tl.arange(0, BN) < N)[None, :],
+        tiles(there, HB) & (tl.arange(0, BM) < M)[None, :],
+    )
+    pairs = tiles(there, HB) & (i <= j)
+    at_pair = tiles(h * L, HB) + (j * (H * L) + tl.minimum(_level(i ^ j), L - 1))
+    added: tl.constexpr = TURNED and SHARED and HB > 1
+    to, whole = at_z, outputs
+    if added:  # one result for all heads
+        to, whole = tl.max(group, 0) * M + i * of_z + tl.arange(0, BM)[None, :], (tl.arange(0, BM) < M)[None, :]
+    none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
+    near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
+    dS0, dS1, dS2, dS3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
     age0, age1, age2, age3 = none, none, none, none
     later = none.to(ACC)
     for step in range(tl.cdiv(T, C)):
         n = tl.cdiv(T, C) - 1 - step
-        row, live = b * T + n * C, i < T - n * C
+        row, live = b * T + n * C, tl.arange(0, C) < T - n * C
         keep, at_level = mine & live, level_scale + row * H * L + at_g * L
-        qs = load(q + row * G * K + at_k, keys, live, DOT)
-        ks = load(k + row * G * K + at_k, keys, live, DOT)
-        vs = load(v + row * H * V + at_v, values, live, DOT)
-        dos = load(do + row * H * V + at_v, values, live, DOT)
+        xs = load(x + row * of_x + at_x, inputs, live, DOT)
+        ys = load(y + row * of_x + at_x, inputs, live, DOT)
+        zs = load(z + row * of_z + at_z, outputs, live, DOT)
         lam = tl.load(level_scale + row * H * L + at_pair, mask=pairs & live[None, :], other=0.0).to(ACC)
-        A = tl.dot(ks, turned(qs, HB), input_precision=PREC, out_dtype=ACC)
-        D = tl.dot(vs, turned(dos, HB), input_precision=PREC, out_dtype=ACC)
+        A = tl.dot(xs, turned(ys, HB), input_precision=PREC, out_dtype=ACC)
         if DECAY:
             gs = load_decay(g + row * H + at_g, keep, SUM)
             near, total = tl.cumsum(gs, -1), tl.sum(gs, -1)
-            between = weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
-            A *= between
-            D *= between
-        dvs = tl.dot((A * lam).to(DOT), dos, input_precision=PREC, out_dtype=ACC)
-        dks = tl.dot((D * lam).to(DOT), qs, input_precision=PREC, out_dtype=ACC)
-        dS, dT = zeros(BK, BV, HB, ACC), zeros(BV, BK, HB, ACC)
+            A *= weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
+        outs = zeros(C, BM, HB, ACC)
         if HEIGHTS > 0:
-            dS0, dT0, dS, dT, age0 = _write(
-                dS0, dT0, dS, dT, age0, qs, dos, near, total, at_level, keep, n, 0, L, HB, DECAY, DOT, ACC, PREC
+            dS = zeros(BN, BM, HB, ACC)
+            dS0, age0, dS = _backwards(
+                dS0, age0, dS, ys, zs, near, total, at_level, keep, n, 0, L, HB, DECAY, DOT, ACC, PREC
             )
-        if HEIGHTS > 1:
-            dS1, dT1, dS, dT, age1 = _write(
-                dS1, dT1, dS, dT, age1, qs, dos, near, total, at_level, keep, n, 1, L, HB, DECAY, DOT, ACC, PREC
-            )
-        if HEIGHTS > 2:
-            dS2, dT2, dS, dT, age2 = _write(
-                dS2, dT2, dS, dT, age2, qs, dos, near, total, at_level, keep, n, 2, L, HB, DECAY, DOT, ACC, PREC
-            )
-        if HEIGHTS > 3:
-            dS3, dT3, dS, dT, age3 = _write(
-                dS3, dT3, dS, dT, age3, qs, dos, near, total, at_level, keep, n, 3, L, HB, DECAY, DOT, ACC, PREC
-            )
-        if HEIGHTS > 0:
-            fardv = tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
-            fardk = tl.dot(vs, dT.to(DOT), input_precision=PREC, out_dtype=ACC)
+            if HEIGHTS > 1:
+                dS1, age1, dS = _backwards(
+                    dS1, age1, dS, ys, zs, near, total, at_level, keep, n, 1, L, HB, DECAY, DOT, ACC, PREC
+                )
+            if HEIGHTS > 2:
+                dS2, age2, dS = _backwards(
+                    dS2, age2, dS, ys, zs, near, total, at_level, keep, n, 2, L, HB, DECAY, DOT, ACC, PREC
+                )
+            if HEIGHTS > 3:
+                dS3, age3, dS = _backwards(
+                    dS3, age3, dS, ys, zs, near, total, at_level, keep, n, 3, L, HB, DECAY, DOT, ACC, PREC
+                )
+            outs = tl.dot(xs, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
             if DECAY:
-                after = tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)
-                fardv *= after
-                fardk *= after
-            dvs += fardv
-            dks += fardk
-        dks *= scale
-        store(dv + row * H * V + at_v, dvs * scale, values, live)
-        if DECAY:
-            u = tl.load(read + row * H + at_g, mask=keep, other=0.0) - tl.sum(dks * ks, -1)
-            raw = tl.load(g + row * H + at_g, mask=keep, other=0.0)
-            sums = lines(later, HB) + tl.cumsum(u, -1, reverse=True)
-            tl.store(dg + row * H + at_g, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
-            later += tl.sum(u, -1)
-        if added:
-            dks = tl.sum(dks, 0)
-        store(dk + (part * rows + row) * G * K + to, dks, whole, live)
+                outs *= tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)
+        outs = tl.dot((A * lam).to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC) * scale
+        if TURNED:
+            if DECAY:
+                ws = load(w + row * of_z + at_z, outputs, live, DOT)
+                u = tl.load(read + row * H + at_g, mask=keep, other=0.0) - tl.sum(outs * ws, -1)
+                raw = tl.load(g + row * H + at_g, mask=keep, other=0.0)
+                sums = lines(later, HB) + tl.cumsum(u, -1, reverse=True)
+                tl.store(dg + row * H + at_g, tl.where(raw < WEAKEST, 0.0, sums), mask=keep)
+                later += tl.sum(u, -1)
+            if added:
+                outs = tl.sum(outs, 0)
+        store(out + ((part * rows if TURNED else 0) + row) * of_z + to, outs, whole, live)
 
 
 def plan(K: int, V: int, *, gradient: bool) -> Launch:
     """A fixed table, not a search: the same call sums in the same order in every process."""
-    if max(K, V) > 16:
-        return Launch(16, 4, 4, 2)
-    return Launch(16, 8, 8 if gradient else 4, 2)
+    return Launch(16, 8 if max(K, V) <= 16 else 4, 4, 1)
 
 
 def forward(
@@ -469,10 +368,9 @@ def forward(
 ) -> Tensor:
     """o of q, k [B, T, G, K], v [B, T, H, V], level_scale [B, T, H, L] and log_decay [B, T, H]."""
     call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
-    o, level_scale = call.v.new_empty(v.shape), level_scale.contiguous()
-    forward_kernel[call.grid](
-        call.q, call.k, call.v, call.g, level_scale, o, scale, **call.shared, **_tree(level_scale)
-    )
+    o = call.v.new_empty(v.shape)
+    given = (call.q, call.k, call.v, None, call.g, level_scale.contiguous(), o, None, None)
+    forwards_kernel[call.grid](*given, scale, W=0, HALF=half(q.dtype), **_shared(call, level_scale, turned=False))
     return o
 
 
@@ -488,41 +386,27 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, level_scale and log_decay."""
     call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=True))
+    q, k, v, g, do, lam = call.q, call.k, call.v, call.g, do.to(v.dtype).contiguous(), level_scale.contiguous()
     alone = call.parts == 1  # else the sums of several programs are added
-    dq, dk = (call.q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))
-    dv = call.v.new_empty(v.shape)
-    tree, L = _tree(level_scale), level_scale.shape[-1]
-    W = max(L, INSIDE.value + tree["HEIGHTS"])  # further levels are added to the last
-    dlevel = level_scale.new_empty((*v.shape[:3], W), dtype=level_scale.dtype if W == L else call.acc)
-    dg, read = (None if call.g is None else torch.empty_like(call.g) for _ in range(2))
-    backward_kernel[call.grid](
-        call.q,
-        call.k,
-        call.v,
-        call.g,
-        level_scale.contiguous(),
-        do.to(v.dtype).contiguous(),
-        dq,
-        dk,
-        dv,
-        dlevel,
-        dg,
-        read,
-        scale,
-        q.shape[0] * q.shape[1],
-        W=W,
-        HALF=half(q.dtype),
-        **call.shared,
-        **tree,
-    )
+    dq, dk = (q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))
+    dv, dg, read = (None if like is None else torch.empty_like(like) for like in (v, g, g))
+    straight, across = (_shared(call, lam, turned=turned) for turned in (False, True))
+    L, W = lam.shape[-1], max(lam.shape[-1], INSIDE.value + across["HEIGHTS"])
+    dlevel = lam.new_empty((*v.shape[:3], W), dtype=lam.dtype if W == L else call.acc)
+    forwards_kernel[call.grid](do, v, k, q, g, lam, dq, dlevel, read, scale, W=W, HALF=half(q.dtype), **across)
+    backwards_kernel[call.grid](v, do, q, k, g, lam, dk, dg, read, scale, **across)
+    backwards_kernel[call.grid](k, q, do, None, g, lam, dv, None, None, scale, **straight)
     dq, dk = (x[0] if alone else x.sum(0).to(q.dtype) for x in (dq, dk))
-    if W > L:
+    if W > L:  # levels that share the last weight
         dlevel = torch.cat([dlevel[..., : L - 1], dlevel[..., L - 1 :].sum(-1, keepdim=True)], -1)
     dg = dg if dg is None or log_decay is None else dg.to(log_decay.dtype)
-    return dq, dk, dv, dlevel.to(level_scale.dtype), dg
+    return dq, dk, dv, dlevel.to(lam.dtype), dg
 
 
-def _tree(level_scale: Tensor) -> dict[str, int]:
-    """Weights of a token, and heights of the nodes that rows see."""
-    T, L = level_scale.shape[1], level_scale.shape[3]
-    return {"L": L, "HEIGHTS": max(0, levels(T) - INSIDE.value)}
+def _shared(call: Call, level_scale: Tensor, *, turned: bool) -> dict[str, Any]:
+    """What the launches have in common. `turned`: x and y are V wide, z is K wide."""
+    B, T, _, L = level_scale.shape
+    N, M = (call.V, call.K) if turned else (call.K, call.V)
+    tree = {"L": L, "HEIGHTS": max(0, levels(T) - INSIDE.value)}
+    widths = {"N": N, "M": M, "BN": padded(N), "BM": padded(M)}
+    return {"rows": B * T, "TURNED": turned, **tree, **widths, **call.shared}
