@@ -60,23 +60,31 @@ def _level(x):
 
 
 @triton.jit
-def _offsets(group, h, G, H, i, N: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-             HB: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
-    """Of x (or y) and z in a chunk, from its first row, and their rows' strides. `TURNED`: x has heads, z has groups."""
-    nn, mm = tl.arange(0, BN)[None, :], tl.arange(0, BM)[None, :]
+def _places(group, h, there, G, H, N: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BN: tl.constexpr,
+            BM: tl.constexpr, HB: tl.constexpr, ADDED: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+    """Of x (or y), z and the result in a chunk: offsets from its first row, and which there are. Then the strides of
+    rows. `TURNED`: x is that of a head, z that of a group; `ADDED`: so is the result, one for all heads."""
+    i, nn, mm = tl.arange(0, C)[:, None], tl.arange(0, BN)[None, :], tl.arange(0, BM)[None, :]
     if TURNED:
-        return tiles(h * N, HB) + (i * (H * N) + nn), H * N, tiles(group * M, HB) + (i * (G * M) + mm), G * M
+        of_x, of_z = H * N, G * M
+        at_x, at_z = tiles(h * N, HB) + (i * of_x + nn), tiles(group * M, HB) + (i * of_z + mm)
     else:
-        return tiles(group * N, HB) + (i * (G * N) + nn), G * N, tiles(h * M, HB) + (i * (H * M) + mm), H * M
+        of_x, of_z = G * N, H * M
+        at_x, at_z = tiles(group * N, HB) + (i * of_x + nn), tiles(h * M, HB) + (i * of_z + mm)
+    inputs, outputs = tiles(there, HB) & (nn < N), tiles(there, HB) & (mm < M)
+    if ADDED:
+        return at_x, inputs, at_z, outputs, tl.max(group, 0) * M + i * of_z + mm, mm < M, of_x, of_z
+    else:
+        return at_x, inputs, at_z, outputs, at_z, outputs, of_x, of_z
 
 
 @triton.jit
-def _kept(S, first, total, HB: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """A state that is being made, decayed over a chunk; zeros where its first chunk starts it."""
+def _decayed(S, exponent, cleared, HB: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
+    """States, each with the log decay of its head; zeros if `cleared`."""
     if DECAY:
-        return S * tiles(tl.where(first, 0.0, weight(total, ACC)), HB)
+        return S * tiles(tl.where(cleared, 0.0, weight(exponent, ACC)), HB)
     else:
-        return S * tl.where(first, 0.0, 1.0).to(ACC)
+        return S * tl.where(cleared, 0.0, 1.0).to(ACC)
 
 
 @triton.jit
@@ -99,8 +107,8 @@ def _forwards(outs, S, age, new, xs, ws, near, total, at_level, to_level, scale,
             tl.store(to_level + INSIDE + M, dlam, mask=keep)
         outs += tl.expand_dims(by, -1) * far
         age += total
-    for _ in range(1 - reads):  # not a branch: Triton would change the state's layout in it, and keep both
-        S = new + _kept(S, n % (2 << M) == 0, total, HB, DECAY, ACC)
+    for _ in range(1 - reads):  # not a branch: Triton would lay the state out anew in it, and carry both
+        S = new + _decayed(S, total, n % (2 << M) == 0, HB, DECAY, ACC)
         age = total * 0.0
         if TURNED:
             tl.store(to_level + INSIDE + M, near.to(ACC) * 0.0, mask=keep)
@@ -127,7 +135,7 @@ def forwards_kernel(
     x,  # [B T, G, N], or TURNED: [B T, G R, N]
     y,
     z,  # [B T, G R, M], or TURNED: [B T, G, M]
-    w,  # as z, TURNED only: what x, y and z of level_scale's gradient are multiplied by
+    w,  # as z, TURNED only: q
     g,  # [B T, G R]
     level_scale,  # [B T, G R, L]
     out,  # [parts, as z]
@@ -158,22 +166,17 @@ def forwards_kernel(
 ):
     part, b, group, h, there = heads(G, R, HB, SHARED)
     i, j, H = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], G * R
-    at_x, of_x, at_z, of_z = _offsets(group, h, G, H, i, N, M, BN, BM, HB, TURNED)
-    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
-    inputs, outputs = (
-        tiles(there, HB) & (tl.arange(0, BN) < N)[None, :],
-        tiles(there, HB) & (tl.arange(0, BM) < M)[None, :],
+    added: tl.constexpr = TURNED and SHARED and HB > 1
+    at_x, inputs, at_z, outputs, to, whole, of_x, of_z = _places(
+        group, h, there, G, H, N, M, C, BN, BM, HB, added, TURNED
     )
+    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
     pairs = tiles(there, HB) & (i >= j)
     at_pair = tiles(h * L, HB) + (i * (H * L) + tl.minimum(_level(i ^ j), L - 1))
     # The node that token i sees at a level, or would see if it had that level.
     lowest = (j + 1) & -(j + 1)
     nodes = tiles(there, HB) & (j + 1 < C) & (((j + 1) ^ i) < 2 * lowest)
     at_node = tiles(h * W, HB) + (i * (H * W) + _level(lowest))
-    added: tl.constexpr = TURNED and SHARED and HB > 1
-    to, whole = at_z, outputs
-    if added:  # one result for all heads
-        to, whole = tl.max(group, 0) * M + i * of_z + tl.arange(0, BM)[None, :], (tl.arange(0, BM) < M)[None, :]
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
     S0, S1, S2, S3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
@@ -205,7 +208,6 @@ def forwards_kernel(
         outs = zeros(C, BM, HB, ACC)
         if HEIGHTS > 0:
             new = tl.dot(turned(ys, HB), kept, input_precision=PREC, out_dtype=ACC)
-        if HEIGHTS > 0:
             outs, S0, age0 = _forwards(
                 outs, S0, age0, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 0, L, HB, TURNED, DECAY,
                 DOT, ACC, PREC,
@@ -238,16 +240,16 @@ def forwards_kernel(
 def _backwards(dS, age, sum, ys, zs, near, total, at_level, keep, n,
                M: tl.constexpr, L: tl.constexpr, HB: tl.constexpr, DECAY: tl.constexpr,
                DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):  # fmt: skip
-    """Chunk n adds to the gradient of the state of height M, or takes it."""
-    adds = (n >> M) % 2 == 1
-    sum += _kept(dS, adds, age, HB, DECAY, ACC)
+    """Chunk n adds to the gradient of the state of height M, or takes it into the sum."""
+    adds = (n >> M) % 2
+    sum += _decayed(dS, age, adds == 1, HB, DECAY, ACC)
     age += total
-    if adds:
+    for _ in range(adds):
         by = tl.load(at_level + min(INSIDE + M, L - 1), mask=keep, other=0.0).to(ACC)
         if DECAY:
             by *= weight(near, ACC)
         scaled = (zs * tl.expand_dims(by, -1)).to(DOT)
-        dS = _kept(dS, n % (2 << M) == (2 << M) - 1, total, HB, DECAY, ACC)
+        dS = _decayed(dS, total, n % (2 << M) == (2 << M) - 1, HB, DECAY, ACC)
         dS = tl.dot(turned(ys, HB), scaled, acc=dS, input_precision=PREC, out_dtype=ACC)
         age = total * 0.0
     return dS, age, sum
@@ -258,7 +260,7 @@ def backwards_kernel(
     x,  # as in `forwards_kernel`
     y,
     z,
-    w,
+    w,  # k
     g,
     level_scale,
     out,
@@ -287,18 +289,13 @@ def backwards_kernel(
 ):
     part, b, group, h, there = heads(G, R, HB, SHARED)
     i, j, H = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], G * R
-    at_x, of_x, at_z, of_z = _offsets(group, h, G, H, i, N, M, BN, BM, HB, TURNED)
-    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
-    inputs, outputs = (
-        tiles(there, HB) & (tl.arange(0, BN) < N)[None, :],
-        tiles(there, HB) & (tl.arange(0, BM) < M)[None, :],
+    added: tl.constexpr = TURNED and SHARED and HB > 1
+    at_x, inputs, at_z, outputs, to, whole, of_x, of_z = _places(
+        group, h, there, G, H, N, M, C, BN, BM, HB, added, TURNED
     )
+    at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
     pairs = tiles(there, HB) & (i <= j)
     at_pair = tiles(h * L, HB) + (j * (H * L) + tl.minimum(_level(i ^ j), L - 1))
-    added: tl.constexpr = TURNED and SHARED and HB > 1
-    to, whole = at_z, outputs
-    if added:  # one result for all heads
-        to, whole = tl.max(group, 0) * M + i * of_z + tl.arange(0, BM)[None, :], (tl.arange(0, BM) < M)[None, :]
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
     dS0, dS1, dS2, dS3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
