@@ -134,7 +134,7 @@ def sweep_section() -> Schema:
         {
             "grid": ref("axes"),
             "zip": {"type": "object", "additionalProperties": {"type": "array", "items": ref("settings")}},
-            "select": record(select),
+            "select": either([record(select), {"type": "null"}]),  # as the base had it, or none after all
             "when": {"type": "array", "items": when},
             "exclude": {"type": "array", "items": ref("conditions")},
         }
