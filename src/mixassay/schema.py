@@ -134,7 +134,7 @@ def sweep_section() -> Schema:
         {
             "grid": ref("axes"),
             "zip": {"type": "object", "additionalProperties": {"type": "array", "items": ref("settings")}},
-            "select": either([record(select), {"type": "null"}]),  # as the base had it, or none after all
+            "select": record(select) | {"type": ["object", "null"]},  # null takes a base's away
             "when": {"type": "array", "items": when},
             "exclude": {"type": "array", "items": ref("conditions")},
         }
