@@ -15,10 +15,6 @@ it, one that has it set reads it, at level 5 + m. The state is decayed while it 
 says how old it is. `backwards_kernel` mirrors this: chunks with bit m set make the gradient of the node's state, those
 before them take it.
 
-Within a chunk, dlambda is a sum over the pairs of a level. Fenwick's tree has the node of the tokens j with
-x - (x & -x) <= j < x in column x - 1; token i sees it if x is i without some of its lower bits. The sums of all nodes
-are one product of the pairs with zeros and ones, in half precision of two bfloat16 addends of each pair.
-
 The decay's gradient: dg_t = sum over s >= t of (q_s . dq_s - k_s . dk_s), each of a head alone and before rounding.
 What pairs within a chunk add to both sides cancels: both ways round the same number, (v_s . do_t) e^{G_t - G_s}
 lambda_ts, to an operand.
@@ -46,7 +42,7 @@ from mixassay.kernels.common.short_triton import (
     turned,
     zeros,
 )
-from mixassay.kernels.common.triton import WEAKEST, half, weight
+from mixassay.kernels.common.triton import WEAKEST, weight
 
 __all__ = ["Launch", "backward", "forward", "plan", "serves"]
 
@@ -116,21 +112,6 @@ def _forwards(outs, S, age, new, xs, ws, near, total, at_level, to_level, scale,
 
 
 @triton.jit
-def _node_sums(pairs, HALF: tl.constexpr, HB: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
-    """Sums of each row over the nodes of Fenwick's tree."""
-    j, x = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :] + 1
-    ones = (j < x) & (j >= x - (x & -x))
-    if HALF:
-        ones = zeros(16, 16, HB, tl.bfloat16) + ones.to(tl.bfloat16)
-        high = pairs.to(tl.bfloat16)
-        sums = tl.dot(high, ones, out_dtype=ACC)
-        return tl.dot((pairs - high.to(ACC)).to(tl.bfloat16), ones, acc=sums, out_dtype=ACC)
-    else:
-        ones = zeros(16, 16, HB, ACC) + ones.to(ACC)
-        return tl.dot(pairs, ones, input_precision=PREC, out_dtype=ACC)
-
-
-@triton.jit
 def forwards_kernel(
     x,  # [B T, G, N], or TURNED: [B T, G R, N]
     y,
@@ -157,7 +138,6 @@ def forwards_kernel(
     HB: tl.constexpr,
     SHARED: tl.constexpr,
     TURNED: tl.constexpr,
-    HALF: tl.constexpr,
     DECAY: tl.constexpr,
     DOT: tl.constexpr,
     SUM: tl.constexpr,
@@ -171,12 +151,9 @@ def forwards_kernel(
         group, h, there, G, H, N, M, C, BN, BM, HB, added, TURNED
     )
     at_g, mine = lines(h, HB) + tl.arange(0, C) * H, lines(there, HB)
+    inside = tl.where(i >= j, _level(i ^ j), -1)
+    at_pair = tiles(h * L, HB) + (i * (H * L) + tl.minimum(inside, L - 1))
     pairs = tiles(there, HB) & (i >= j)
-    at_pair = tiles(h * L, HB) + (i * (H * L) + tl.minimum(_level(i ^ j), L - 1))
-    # The node that token i sees at a level, or would see if it had that level.
-    lowest = (j + 1) & -(j + 1)
-    nodes = tiles(there, HB) & (j + 1 < C) & (((j + 1) ^ i) < 2 * lowest)
-    at_node = tiles(h * W, HB) + (i * (H * W) + _level(lowest))
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
     S0, S1, S2, S3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
@@ -199,10 +176,8 @@ def forwards_kernel(
             to_level = dlevel + row * H * W + at_g * W
             ws = load(w + row * of_z + at_z, outputs, live, DOT)
             P = A * tl.dot(ws, turned(zs, HB), input_precision=PREC, out_dtype=ACC) * scale
-            P = tl.where(i >= j, P, 0.0)
-            tl.store(to_level, tl.sum(tl.where(i == j, P, 0.0), -1), mask=keep)
-            sums = tl.where((i & lowest) != 0, _node_sums(P, HALF, HB, ACC, PREC), 0.0)
-            tl.store(dlevel + row * H * W + at_node, sums, mask=nodes & live[:, None])
+            for level in tl.static_range(INSIDE):
+                tl.store(to_level + level, tl.sum(tl.where(inside == level, P, 0.0), -1), mask=keep)
             for level in tl.static_range(INSIDE + HEIGHTS, W):  # that rows of T tokens do not have
                 tl.store(to_level + level, near.to(ACC) * 0.0, mask=keep)
         outs = zeros(C, BM, HB, ACC)
@@ -367,7 +342,7 @@ def forward(
     call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
     o = call.v.new_empty(v.shape)
     given = (call.q, call.k, call.v, None, call.g, level_scale.contiguous(), o, None, None)
-    forwards_kernel[call.grid](*given, scale, W=0, HALF=half(q.dtype), **_shared(call, level_scale, turned=False))
+    forwards_kernel[call.grid](*given, scale, W=0, **_shared(call, level_scale, turned=False))
     return o
 
 
@@ -390,7 +365,7 @@ def backward(
     straight, across = (_shared(call, lam, turned=turned) for turned in (False, True))
     L, W = lam.shape[-1], max(lam.shape[-1], INSIDE.value + across["HEIGHTS"])
     dlevel = lam.new_empty((*v.shape[:3], W), dtype=lam.dtype if W == L else call.acc)
-    forwards_kernel[call.grid](do, v, k, q, g, lam, dq, dlevel, read, scale, W=W, HALF=half(q.dtype), **across)
+    forwards_kernel[call.grid](do, v, k, q, g, lam, dq, dlevel, read, scale, W=W, **across)
     backwards_kernel[call.grid](v, do, q, k, g, lam, dk, dg, read, scale, **across)
     backwards_kernel[call.grid](k, q, do, None, g, lam, dv, None, None, scale, **straight)
     dq, dk = (x[0] if alone else x.sum(0).to(q.dtype) for x in (dq, dk))

@@ -141,8 +141,8 @@ def operator(
     states where the operator's kernels know any, with packed sequences. 4096 tokens are cut into segments."""
     if name == "dla.schedule":
         return schedule(width)
-    if name == "linear_attention.short":
-        return short(width)
+    if name in ("linear_attention.short", "log_linear_attention.short"):
+        return short(name.removesuffix(".short"), width)
     module = import_module(f"mixassay.kernels.{name}_triton" if "." in name else f"mixassay.kernels.{name}.triton")
     if name == "linear_cross_entropy":
         return head(module, width)
@@ -201,17 +201,18 @@ def schedule(width: int) -> Callable[[], Any]:
     return call
 
 
-def short(width: int) -> Callable[[], Any]:
+def short(name: str, width: int) -> Callable[[], Any]:
     """Rows of 256 tokens, of eight heads that share q and k, as in Mamba-2, and of eight that do not."""
-    module = import_module("mixassay.kernels.linear_attention.short_triton")
+    module = import_module(f"mixassay.kernels.{name}.short_triton")
     tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(2, 256, *shape, dtype=dtype, device="meta")  # noqa: E731
     v, g = tensor(8, width), tensor(8, dtype=torch.float32)
+    weights = [tensor(8, 9, dtype=torch.float32)] if name.startswith("log_linear") else []
 
     def call() -> None:
         for groups in (1, 8):
             q = tensor(groups, width)
-            module.forward(q, q, v, g, 0.1)
-            module.backward(q, q, v, g, 0.1, v)
+            module.forward(q, q, v, *weights, g, 0.1)
+            module.backward(q, q, v, *weights, g, 0.1, v)
 
     return call
 

@@ -39,6 +39,10 @@ TABLES = {
         "decay_kernel": Limit(products=None),
     },
     ("linear_attention.short", 16): {"forward_kernel": Limit(0, "mma"), "backward_kernel": Limit(40, "mma")},
+    ("log_linear_attention.short", 16): {
+        "forwards_kernel": Limit(128, "mma"),
+        "backwards_kernel": Limit(120, "mma"),
+    },
     ("gated_delta_rule", 64): {
         "solve_kernel": Limit(64, "mma"),
         "forward_kernel": Limit(),

@@ -42,19 +42,19 @@ CASES = (
     Case(1, (1, 1), B=2, L=1),
     Case(1, (2, 6), (5, 3), "reset"),
     Case(15, (1, 2), (5, 3), "none", 5),
-    Case(16, (1, 8), gate="zero", L=5),
+    Case(16, gate="zero", L=5),
     Case(17, (1, 3), (20, 8), "mixed", 6, 2),  # three heads in a batch of four
     Case(33, (3, 3), (8, 16), "strong", 9, 2),  # three groups in a batch of four
     Case(33, (2, 4), (16, 24), "none", 3, 2),
     Case(40, (1, 3), (3, 5), "mixed", 12, 2, TWO),  # three heads in two programs, whose parts are added
-    Case(40, (3, 3), (16, 16), "weak", 7, 2, TWO),
+    Case(40, (3, 3), (16, 16), "weak", 7, 1, TWO),
     Case(63, (1, 1), (32, 16), "weak", 8),
     Case(64, (1, 4), (16, 16), "reset", 7),
-    Case(65, (4, 4), (16, 16), "mixed", 8),
+    Case(65, (4, 4), (4, 4), "mixed", 8),
     Case(65, (1, 2), (16, 16), "reset", 1, 1, ONE),
-    Case(128, (1, 2), (16, 32), "weak", 6),
-    Case(255, (1, 2), (4, 4), "none"),
-    Case(256, (1, 8), (16, 16), "mixed"),
+    Case(128, (1, 1), (16, 32), "weak", 6),
+    Case(255, (1, 1), (4, 4), "none"),
+    Case(256, (1, 4), (16, 16), "mixed"),
 )
 
 
