@@ -324,9 +324,12 @@ def backwards_kernel(
         store(out + ((part * rows if TURNED else 0) + row) * of_z + to, outs, whole, live)
 
 
-def plan(K: int, V: int, *, gradient: bool) -> Launch:
-    """A fixed table, not a search: the same call sums in the same order in every process."""
-    return Launch(16, 8 if max(K, V) <= 16 else 4, 4, 1)
+def plan(H: int, K: int, V: int) -> Launch:
+    """A fixed table, not a search: the same call sums in the same order in every process. A warp has one head: with two
+    there are fewer instructions, but they wait for each other, and fewer warps fit."""
+    if max(K, V) > 16:
+        return Launch(16, 4, 4, 1)
+    return Launch(16, 8, 8, 1, 128 if H > 4 else 168)  # sixteen or twelve warps on a multiprocessor
 
 
 def forward(
@@ -339,7 +342,7 @@ def forward(
     how: Launch | None = None,
 ) -> Tensor:
     """o of q, k [B, T, G, K], v [B, T, H, V], level_scale [B, T, H, L] and log_decay [B, T, H]."""
-    call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=False))
+    call = Call(q, k, v, log_decay, how or plan(v.shape[2], q.shape[3], v.shape[3]))
     o = call.v.new_empty(v.shape)
     given = (call.q, call.k, call.v, None, call.g, level_scale.contiguous(), o, None, None)
     forwards_kernel[call.grid](*given, scale, W=0, **_shared(call, level_scale, turned=False))
@@ -357,7 +360,7 @@ def backward(
     how: Launch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, level_scale and log_decay."""
-    call = Call(q, k, v, log_decay, how or plan(q.shape[3], v.shape[3], gradient=True))
+    call = Call(q, k, v, log_decay, how or plan(v.shape[2], q.shape[3], v.shape[3]))
     q, k, v, g, do, lam = call.q, call.k, call.v, call.g, do.to(v.dtype).contiguous(), level_scale.contiguous()
     alone = call.parts == 1  # else the sums of several programs are added
     dq, dk = (q.new_empty((call.parts, *q.shape), dtype=q.dtype if alone else call.acc) for _ in range(2))

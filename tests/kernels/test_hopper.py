@@ -40,8 +40,8 @@ TABLES = {
     },
     ("linear_attention.short", 16): {"forward_kernel": Limit(0, "mma"), "backward_kernel": Limit(40, "mma")},
     ("log_linear_attention.short", 16): {
-        "forwards_kernel": Limit(128, "mma"),
-        "backwards_kernel": Limit(120, "mma"),
+        "forwards_kernel": Limit(216, "mma"),
+        "backwards_kernel": Limit(240, "mma"),
     },
     ("gated_delta_rule", 64): {
         "solve_kernel": Limit(64, "mma"),
@@ -59,9 +59,12 @@ TABLES = {
     },
     ("dla", 64): {
         "decay_kernel": Limit(products=None),
+        "find_kernel": Limit(products=None),
+        "own_kernel": Limit(),
+        "join_kernel": Limit(products=None),
         "leaf_kernel": Limit(),
         "up_kernel": Limit(products=None),
-        "output_kernel": Limit(40),
+        "output_kernel": Limit(56),
         "span_kernel": Limit(products=None),
         "node_kernel": Limit(),
         "query_kernel": Limit(360),

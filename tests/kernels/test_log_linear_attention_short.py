@@ -85,7 +85,7 @@ def truth(x: dict[str, Any], scale: float) -> dict[str, Tensor]:
 
 def kernels(x: dict[str, Any], scale: float, how: short_triton.Launch | None = None) -> dict[str, Tensor]:
     """Into fresh memory full of NaN, so that an element nobody writes is seen."""
-    given = (*(x[n] for n in NAMES), scale)
+    given = (x["q"], x["k"], x["v"], x["level_scale"], x["log_decay"], scale)
     torch.use_deterministic_algorithms(True)
     try:
         o, grads = short_triton.forward(*given, how), short_triton.backward(*given, x["do"], how)
