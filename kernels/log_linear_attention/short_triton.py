@@ -1,4 +1,4 @@
-"""Log-linear attention over short rows in Triton: one kernel forwards, three ways backward, all states in registers.
+"""Log-linear attention over short rows in Triton: one launch forward, three backward, all states in registers.
 
 The equations are those of triton.py, for chunks of 16 tokens. A program has all the tokens of a few narrow heads, as in
 linear_attention/short_triton.py. All four results are one operation: s times the sum over j <= i (or j >= i) of
