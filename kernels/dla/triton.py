@@ -9,13 +9,17 @@ j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K
     dlog_decay_i = sum of u_t over t >= i,   u = row sums less column sums of F . M
     dgate_i = the same of F . up (no boundary at i) or F . down (one at i): straight_through.py
 
-Up to 1024 tokens all pairs of tiles are computed (`pairs_triton.py`). Beyond: slots only ever meet, so tiles that lie
-in one slot once do so for good, and are read as one state. A binary tree has the states of 2^h tiles side by side; tile
-n reads, from its own start back, the largest node that ends there and lies within one slot, or, where not even a tile
-does, that tile's pairs (`weights_triton.py`). So what is read of the past are a few states for each slot, and nothing
-is done in sequence. Who reads a node is one run of tiles: from the first that finds it in one slot (`span_kernel`) to
-the last that does not find its parent so. Its gradient is the sum over these; a tile's is the sum over the nodes that
-it is part of.
+Up to 1024 tokens all pairs of tiles are computed (`pairs_triton.py`). Beyond, tile n has pairs with itself only, and
+reads each slot that its first token finds before it as one state, wherever in a tile the slot begins: most are what the
+tile before found too (`slot_states_triton.py`). Slots that meet within the tile are two states with one weight. Who
+reads a state is one run of tiles, and its gradient one sum over them.
+
+A head with so many boundaries that there is no room for its states takes a tree instead. Slots only ever meet, so tiles
+that lie in one slot once do so for good. A binary tree has the states of 2^h tiles side by side; tile n reads, from its
+own start back, the largest node that ends there and lies within one slot, or, where not even a tile does, that tile's
+pairs (`weights_triton.py`). Who reads a node is again one run of tiles: from the first that finds it in one slot
+(`span_kernel`) to the last that does not find its parent so. A tile's gradient is the sum over the nodes that it is
+part of.
 
 The two sides of u are sums over differently made states, and cancel: where u is wanted, products with states are of two
 bfloat16 parts, high and low, so that both sides hold the same numbers.
@@ -41,6 +45,21 @@ from mixassay.kernels.common.triton import (
 from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
+from mixassay.kernels.dla.slot_states_triton import (
+    BEGIN,
+    END,
+    FIELDS,
+    FIRST,
+    STOP,
+    decay_to,
+    dot,
+    field,
+    find_kernel,
+    fits,
+    join_kernel,
+    own_kernel,
+    state_at,
+)
 from mixassay.kernels.dla.weights_triton import (
     by_rank,
     by_slot,
@@ -56,7 +75,7 @@ from mixassay.kernels.dla.weights_triton import (
 )
 
 # Compiled once, whatever the sizes.
-kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT"])
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT", "ROOM", "SPACE"])
 
 
 @triton.jit
@@ -65,26 +84,6 @@ def _tile(H, NT):
     index = tl.program_id(0).to(tl.int64)
     head, n = index // NT, (NT - 1 - index % NT).to(tl.int32)
     return head, head // H, head % H, n
-
-
-@triton.jit
-def _dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
-    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts, both bfloat16."""
-    high = y
-    if TWICE:  # cut off, not rounded: conversions both ways take a fourth of a GPU's speed
-        high = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    acc = tl.dot(x, high.to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
-    if TWICE:
-        acc = tl.dot(x, (y - high).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
-    return acc
-
-
-@triton.jit
-def _state(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Where the numbers of a state [K, V] lie, and which of a block's there are."""
-    kk = tl.arange(0, BK)[:, None]
-    vv = tl.arange(0, BV)[None, :]
-    return kk * V + vv, (kk < K) & (vv < V)
 
 
 @kernel
@@ -104,12 +103,14 @@ def leaf_kernel(
     v,
     G,
     P,
-    tree,  # [B H, NODES, K, V]
+    news,
+    tree,  # [B H, SPACE, K, V]
     T,
     NT,
     H,
     R,
-    NODES,
+    ROOM,
+    SPACE,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -123,23 +124,37 @@ def leaf_kernel(
 ):
     """A tile's own state at its end."""
     head, b, h, n = _tile(H, NT)
-    row = b * T + n * C
-    left = T - n * C
-    i = tl.arange(0, C)
-    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
-    if DECAY:
-        at_P = P + head * (NT + 1) + n
-        total = tl.load(at_P + 1) - tl.load(at_P)
-        Gs = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-        vs *= weight(total.to(Gs.dtype) - Gs, ACC)[:, None]
-    S = _dot(tl.trans(ks), vs, tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
-    at, keep = _state(K, V, BK, BV)
-    tl.store(tree + (head * NODES + n) * K * V + at, S, mask=keep)
+    if not fits(news, head, NT, ROOM):
+        row = b * T + n * C
+        left = T - n * C
+        i = tl.arange(0, C)
+        ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+        vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
+        if DECAY:
+            at_P = P + head * (NT + 1) + n
+            total = tl.load(at_P + 1) - tl.load(at_P)
+            Gs = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+            vs *= weight(total.to(Gs.dtype) - Gs, ACC)[:, None]
+        S = dot(tl.trans(ks), vs, tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
+        at, keep = state_at(K, V, BK, BV)
+        tl.store(tree + (head * SPACE + n) * K * V + at, S, mask=keep)
 
 
 @kernel
-def up_kernel(tree, P, NT, HEIGHT, below, here, NODES, SIZE: tl.constexpr, BLOCK: tl.constexpr, DECAY: tl.constexpr):
+def up_kernel(
+    tree,
+    P,
+    news,
+    NT,
+    HEIGHT,
+    below,
+    here,
+    ROOM,
+    SPACE,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DECAY: tl.constexpr,
+):
     """The nodes of 2^HEIGHT tiles; `below` and `here` are where the nodes of a height begin."""
     count = NT >> HEIGHT
     index = tl.program_id(0).to(tl.int64)
@@ -147,14 +162,14 @@ def up_kernel(tree, P, NT, HEIGHT, below, here, NODES, SIZE: tl.constexpr, BLOCK
     head, node = index // count, index % count
     at = block * BLOCK + tl.arange(0, BLOCK)
     keep = at < SIZE
-    child = tree + (head * NODES + below + 2 * node) * SIZE + at
-    S = tl.load(child, mask=keep, other=0.0)
-    if DECAY:
-        at_P = P + head * (NT + 1) + (2 * node + 1 << HEIGHT - 1)
-        S *= weight(tl.load(at_P + (1 << HEIGHT - 1)) - tl.load(at_P), S.dtype)
-    tl.store(
-        tree + (head * NODES + here + node) * SIZE + at, S + tl.load(child + SIZE, mask=keep, other=0.0), mask=keep
-    )
+    if not fits(news, head, NT, ROOM):
+        child = tree + (head * SPACE + below + 2 * node) * SIZE + at
+        S = tl.load(child, mask=keep, other=0.0)
+        if DECAY:
+            at_P = P + head * (NT + 1) + (2 * node + 1 << HEIGHT - 1)
+            S *= weight(tl.load(at_P + (1 << HEIGHT - 1)) - tl.load(at_P), S.dtype)
+        S += tl.load(child + SIZE, mask=keep, other=0.0)
+        tl.store(tree + (head * SPACE + here + node) * SIZE + at, S, mask=keep)
 
 
 @triton.jit
@@ -169,6 +184,31 @@ def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
             offset += NT >> h
             h += 1
     return h, offset + (p >> tl.maximum(h, 0)) - 1
+
+
+@triton.jit
+def _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C: tl.constexpr, SLOTS: tl.constexpr):
+    """What tile n reads of the tokens before `end`: the place in `tree` of a state (-1: a tile's pairs), and the first
+    token that it has. `begins` are the slots that the tile's first token finds."""
+    state = tl.full([], -1, dtype=tl.int32)
+    begin = (end - 1) // C * C
+    if end <= n * C:
+        start = tl.max(tl.where(begins < end, begins, 0))
+        if filled:
+            state = tl.load(numbers + (head * NT + n) * SLOTS + tl.sum((begins >= end).to(tl.int32)))
+            begin = start
+        else:
+            height, node = _node(start, end // C, NT, HEIGHTS, C)
+            if height >= 0:
+                state = node
+                begin = end - (C << height)
+    return state, begin
+
+
+@triton.jit
+def _since(end, n, G, P, head, T, NT, C: tl.constexpr, SUM: tl.constexpr):
+    """Log decay from token `end` to tile n."""
+    return (tl.load(P + head * (NT + 1) + n) - decay_to(end, G, P, head, T, NT, C)).to(SUM)
 
 
 @triton.jit
@@ -193,6 +233,8 @@ def output_kernel(
     until,  # [B, T, H]
     G,
     P,  # [B H, NT + 1]: log decay before each tile, float64
+    news,
+    numbers,
     tree,
     o,
     scale,
@@ -200,7 +242,8 @@ def output_kernel(
     NT,
     H,
     R,
-    NODES,
+    ROOM,
+    SPACE,
     HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -224,24 +267,22 @@ def output_kernel(
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     to = tl.zeros([C], dtype=ACC)
     if DECAY:
-        at_P = P + head * (NT + 1)
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
     out = tl.zeros([C, BV], dtype=ACC)
-    p = n + 1
-    while p > 0:
-        begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        begin = tl.max(tl.where(begin < p * C, begin, 0))
-        height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
-        if height >= 0:
-            w = weight_at(rank_of(p * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = _state(K, V, BK, BV)
-            S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
+    filled = fits(news, head, NT, ROOM)
+    end = (n + 1) * C
+    while end > 0:
+        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+        state, begin = _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C, SLOTS)
+        if state >= 0:
+            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+            at, keep = state_at(K, V, BK, BV)
+            S = tl.load(tree + (head * SPACE + state) * K * V + at, mask=keep, other=0.0)
             if DECAY:
-                w *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)
+                w *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
             out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
-            p -= 1 << height
-        if height < 0:
-            p -= 1
+        else:
+            p = begin // C
             ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
             A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
@@ -249,6 +290,7 @@ def output_kernel(
             AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
+        end = begin
     store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
@@ -316,7 +358,9 @@ def node_kernel(
     G,
     P,
     spans,
-    dtree,  # [3 or 1, B H, NODES, K, V]
+    news,
+    table,
+    dtree,  # [3 or 1, B H, SPACE, K, V]
     scale,
     T,
     NT,
@@ -324,6 +368,8 @@ def node_kernel(
     R,
     N,
     NODES,
+    ROOM,
+    SPACE,
     HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -341,19 +387,29 @@ def node_kernel(
 ):
     """The gradient of a node's state by those who read it; with a gate, also what it were with weights up and down."""
     index = tl.program_id(0).to(tl.int64)
-    head, node = index // NODES, (NODES - 1 - index % NODES).to(tl.int32)
+    head, node = index // SPACE, (index % SPACE).to(tl.int32)
     b, h = head // H, head % H
-    height = tl.zeros([], dtype=tl.int32)
-    offset = tl.zeros([], dtype=tl.int32)
-    while node - offset >= (NT >> height):
-        offset += NT >> height
-        height += 1
-    number = node - offset
-    start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+    start = tl.zeros([], dtype=tl.int32)
+    stop = tl.zeros([], dtype=tl.int32)
+    end = tl.zeros([], dtype=tl.int32)
+    if fits(news, head, NT, ROOM):
+        if node < tl.load(news + head * (NT + 2) + NT):
+            start = field(table, head, node, ROOM, FIRST)
+            stop = field(table, head, node, ROOM, STOP)
+            end = field(table, head, node, ROOM, END)
+    elif node < NODES:
+        node = NODES - 1 - node  # those that most tiles read come first
+        height = tl.zeros([], dtype=tl.int32)
+        offset = tl.zeros([], dtype=tl.int32)
+        while node - offset >= (NT >> height):
+            offset += NT >> height
+            height += 1
+        number = node - offset
+        start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+        end = (number + 1 << height) * C
     if start < stop:
         i = tl.arange(0, C)
         r = tl.arange(0, BS)
-        end = number + 1 << height
         dS = tl.zeros([BK, BV], dtype=ACC)
         if GATE:
             dS_up = tl.zeros([BK, BV], dtype=ACC)
@@ -364,22 +420,21 @@ def node_kernel(
             st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
             qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT))
             dos = load_heads(do, row, h, i, left, H, V, BV).to(ACC)
-            w, up, down = weights_at(rank_of(end * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+            w, up, down = weights_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             D = tl.zeros([C], dtype=ACC) + scale
             if DECAY:
                 to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-                since = tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + end)
-                D *= weight(since.to(to.dtype) + to, ACC)
+                D *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
             w, up, down = w * D, up * D, down * D
-            dS = _dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
+            dS = dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
             if GATE:
-                dS_up = _dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
-                dS_down = _dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
-        at, keep = _state(K, V, BK, BV)
-        at += dtree + (head * NODES + node) * K * V
+                dS_up = dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
+                dS_down = dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
+        at, keep = state_at(K, V, BK, BV)
+        at += dtree + (head * SPACE + node) * K * V
         tl.store(at, dS, mask=keep)
         if GATE:
-            each = N.to(tl.int64) * NODES * K * V
+            each = N.to(tl.int64) * SPACE * K * V
             tl.store(at + each, dS_up, mask=keep)
             tl.store(at + 2 * each, dS_down, mask=keep)
 
@@ -394,6 +449,8 @@ def query_kernel(
     until,
     G,
     P,
+    news,
+    numbers,
     tree,
     do,
     dq,  # [B, T, H, K]
@@ -405,7 +462,8 @@ def query_kernel(
     H,
     R,
     N,
-    NODES,
+    ROOM,
+    SPACE,
     HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -432,30 +490,28 @@ def query_kernel(
     dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
     to = tl.zeros([C], dtype=ACC)
     if DECAY:
-        at_P = P + head * (NT + 1)
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
     dqs = tl.zeros([C, BK], dtype=ACC)
     before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
     total = tl.zeros([C], dtype=ACC)
-    p = n + 1
-    while p > 0:
-        begin = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        begin = tl.max(tl.where(begin < p * C, begin, 0))
-        height, node = _node(begin, tl.where(p > n, 0, p), NT, HEIGHTS, C)
-        if height >= 0:
-            w = weight_at(rank_of(p * C - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = _state(K, V, BK, BV)
-            S = tl.load(tree + (head * NODES + node) * K * V + at, mask=keep, other=0.0)
-            x = _dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+    filled = fits(news, head, NT, ROOM)
+    end = (n + 1) * C
+    while end > 0:
+        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+        state, begin = _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C, SLOTS)
+        if state >= 0:
+            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+            at, keep = state_at(K, V, BK, BV)
+            S = tl.load(tree + (head * SPACE + state) * K * V + at, mask=keep, other=0.0)
+            x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
             if DECAY:
-                x *= weight((tl.load(at_P + n) - tl.load(at_P + p)).to(to.dtype) + to, ACC)[:, None]
+                x *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)[:, None]
             dqs += x * w[:, None]
             read = tl.sum(x * qs.to(ACC), 1)
-            before += tl.where(st >= p * C, read[:, None], 0.0)
+            before += tl.where(st >= end, read[:, None], 0.0)
             total += read
-            p -= 1 << height
-        if height < 0:
-            p -= 1
+        else:
+            p = begin // C
             ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
             vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
@@ -466,6 +522,7 @@ def query_kernel(
             before += up_to_starts(F, st, opened, n * C, p * C, C)
             dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
+        end = begin
     dw = by_slot(before, total, C, BS) * scale
     store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
     store_heads(drank_scale, dw, row, h, i, left, H, SLOTS, BS)
@@ -496,6 +553,8 @@ def key_kernel(
     G,
     P,
     spans,
+    news,
+    table,
     dtree,
     do,
     dk,  # [B, T, H, K]
@@ -508,6 +567,8 @@ def key_kernel(
     R,
     N,
     NODES,
+    ROOM,
+    SPACE,
     HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -544,7 +605,10 @@ def key_kernel(
     column = tl.zeros([C], dtype=ACC)
     column_up = tl.zeros([C], dtype=ACC)
     column_down = tl.zeros([C], dtype=ACC)
-    stop = tl.load(spans + head * NODES + m)
+    filled = fits(news, head, NT, ROOM)
+    stop = m + 1
+    if not filled:
+        stop = tl.load(spans + head * NODES + m)
     for n in range(m, stop):
         t = n * C + i
         left = T - n * C
@@ -597,39 +661,58 @@ def key_kernel(
         dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
         dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
     dks *= scale
-    state, keep = _state(K, V, BK, BV)
-    more = N.to(tl.int64) * NODES * K * V
-    dS = tl.zeros([BK, BV], dtype=ACC)
-    if GATE:
-        dS_up = tl.zeros([BK, BV], dtype=ACC)
-        dS_down = tl.zeros([BK, BV], dtype=ACC)
-    offset = tl.zeros([], dtype=tl.int32)
-    for height in range(0, HEIGHTS):
-        number = m >> height
-        if number < (NT >> height):
-            begin, end = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-            if begin < end:
-                at = dtree + (head * NODES + offset + number) * K * V + state
+    at, keep = state_at(K, V, BK, BV)
+    dtree += head * SPACE * K * V
+    more = N.to(tl.int64) * SPACE * K * V
+    state = tl.zeros([], dtype=tl.int32)
+    last = state + 1
+    if filled:
+        state = tl.load(news + head * (NT + 2) + m + 1)
+        last = tl.load(news + head * (NT + 2) + m + 2)
+    while state < last:  # states that have own tokens of this tile, or once all nodes that it is part of
+        begin = m * C
+        end = m * C + C
+        if filled:
+            begin = field(table, head, state, ROOM, BEGIN)
+            end = field(table, head, state, ROOM, END)
+        if end > m * C:
+            dS = tl.zeros([BK, BV], dtype=ACC)
+            if GATE:
+                dS_up = tl.zeros([BK, BV], dtype=ACC)
+                dS_down = tl.zeros([BK, BV], dtype=ACC)
+            offset = tl.zeros([], dtype=tl.int32)
+            for height in range(0, tl.where(filled, 1, HEIGHTS)):
+                number = m >> height
+                place = tl.full([], -1, dtype=tl.int32)
                 e = tl.full([], 1.0, dtype=ACC)
-                if DECAY:
-                    e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
-                dS += tl.load(at, mask=keep, other=0.0) * e
-                if GATE:
-                    dS_up += tl.load(at + more, mask=keep, other=0.0) * e
-                    dS_down += tl.load(at + 2 * more, mask=keep, other=0.0) * e
-        offset += NT >> height
-    e = tl.full([C], 1.0, dtype=ACC)
-    if DECAY:
-        e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
-    x = _dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
-    dks += x
-    dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
-    column += tl.sum(x * ks.to(ACC), 1)
-    if GATE:
-        x = _dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-        column_up += tl.sum(x * ks.to(ACC), 1) * e
-        x = _dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-        column_down += tl.sum(x * ks.to(ACC), 1) * e
+                if filled:
+                    place = state
+                elif number < (NT >> height):
+                    reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+                    if reads < stops:
+                        place = offset + number
+                        if DECAY:
+                            e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
+                if place >= 0:
+                    x = dtree + place.to(tl.int64) * K * V + at
+                    dS += tl.load(x, mask=keep, other=0.0) * e
+                    if GATE:
+                        dS_up += tl.load(x + more, mask=keep, other=0.0) * e
+                        dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
+                offset += NT >> height
+            e = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
+            if DECAY:
+                e *= weight((decay_to(end, G, P, head, T, NT, C) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
+            x = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
+            dks += x
+            dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
+            column += tl.sum(x * ks.to(ACC), 1)
+            if GATE:
+                x = dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                column_up += tl.sum(x * ks.to(ACC), 1) * e
+                x = dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                column_down += tl.sum(x * ks.to(ACC), 1) * e
+        state += 1
     store_heads(dk, dks, first + m * C, h, i, here, H, K, BK)
     store_heads(dv, dvs, first + m * C, h, i, here, H, V, BV)
     if DECAY or GATE:
@@ -651,16 +734,17 @@ class Plan(NamedTuple):
     num_warps: int
     pull_warps: int  # of `query` and `key`, which hold most
     num_stages: int
+    states: int  # of slots, for each tile, that a head has room for: if it has more, it takes the tree
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if half(dtype):
         if max(K, V) <= 16:
-            return Plan(32, 1024, 2, 2, 2)
-        return Plan(64, 1024, 4, 4, 2) if max(K, V) <= 64 else Plan(64, 1024, 8, 8, 2)
+            return Plan(32, 1024, 2, 2, 2, 3)
+        return Plan(64, 1024, 4, 4, 2, 4) if max(K, V) <= 64 else Plan(64, 1024, 8, 8, 2, 4)
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose tiles want more rows
-    return Plan(16, 1024, 8, 8, 1) if exact else Plan(32, 1024, 4, 4, 1)
+    return Plan(16, 1024, 8, 8, 1, 2) if exact else Plan(32, 1024, 4, 4, 1, 3)
 
 
 def forward(
@@ -713,7 +797,8 @@ def backward(
     spans = call.new(call.N, call.nodes, dtype=torch.int32)
     call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
     dtree = call.new(3 if gated else 1, *tree.shape)
-    call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
+    call.launch(node_kernel, call.N * call.space, spans=spans, dtree=dtree, do=do, **wanted)
+    call.join(dtree, back=True)
     pull = wanted | {"num_warps": call.pull_warps}
     call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **pull)
     call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
@@ -751,6 +836,8 @@ class _Call:
         self.heights = (self.NT - 1).bit_length()
         self.offsets = [sum(self.NT >> m for m in range(h)) for h in range(self.heights + 1)]
         self.nodes = self.offsets[-1]
+        self.room = how.states * self.NT
+        self.space = max(self.room, self.nodes)
         G_, P = self.decays(how.C, sum_dtype(q.dtype))
         SLOTS = starts.shape[-1]
         self.given: dict[str, Any] = {
@@ -770,6 +857,8 @@ class _Call:
             "R": self.R,
             "N": self.N,
             "NODES": self.nodes,
+            "ROOM": self.room,
+            "SPACE": self.space,
             "HEIGHTS": self.heights,
             "K": self.K,
             "V": self.V,
@@ -785,6 +874,9 @@ class _Call:
             "num_warps": how.num_warps,
             "num_stages": how.num_stages,
         }
+        whole = {"numbers": (self.NT, SLOTS), "news": (self.NT + 2,), "table": (FIELDS.value, self.room)}
+        self.given |= {name: self.new(self.N, *shape, dtype=torch.int32) for name, shape in whole.items()}
+        self.launch(find_kernel, self.N, num_warps=min(16, max(1, self.given["BS"] ** 2 // 1024)))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.q.new_empty(shape, dtype=dtype or self.acc)
@@ -803,11 +895,26 @@ class _Call:
         return G, torch.nn.functional.pad(totals.double().cumsum(1), (1, 0))
 
     def tree(self, twice: bool) -> Tensor:
-        tree = self.new(self.N, self.nodes, self.K, self.V)
+        """States of slots or, of a head that has too many, the nodes of the tree."""
+        tree = self.new(self.N, self.space, self.K, self.V)
+        self.given["fade"] = self.new(self.N, self.room)
+        self.launch(own_kernel, self.N * self.room, tree=tree, TWICE=twice)
+        self.join(tree, back=False)
         self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)
         for h in range(1, self.heights):
-            size = {"SIZE": self.K * self.V, "BLOCK": 1024, "num_warps": 4}
-            programs = self.N * (self.NT >> h) * triton.cdiv(size["SIZE"], size["BLOCK"])
             where = {"HEIGHT": h, "below": self.offsets[h - 1], "here": self.offsets[h]}
-            self.launch(up_kernel, programs, tree=tree, **where, **size)
+            self.launch(up_kernel, self.blocks * self.N * (self.NT >> h), tree=tree, **where, **self.flat)
         return tree
+
+    @property
+    def flat(self) -> dict[str, int]:
+        """Of kernels that take a state's numbers one by one."""
+        return {"SIZE": self.K * self.V, "BLOCK": 1024, "num_warps": 4}
+
+    @property
+    def blocks(self) -> int:
+        return triton.cdiv(self.flat["SIZE"], self.flat["BLOCK"])
+
+    def join(self, x: Tensor, back: bool) -> None:
+        rows = x.numel() // (self.space * self.flat["SIZE"])
+        self.launch(join_kernel, self.blocks * rows, x=x, BACK=back, **self.flat)

@@ -1,7 +1,9 @@
 """The Triton kernels of dynamic linear attention against the masked matrix: in the interpreter, or on a GPU where there
-is one. Both ways of reading the past: all pairs of tiles, and the tree of states that long sequences have."""
+is one. All ways of reading the past: all pairs of tiles, and the states of slots and the tree of long sequences."""
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mixassay.kernels.dla import dense, pairs_triton, registered, triton
+from mixassay.kernels.dla import dense, pairs_triton, registered, slot_states_triton, triton
 from mixassay.kernels.dla.op import dla
 from mixassay.kernels.dla.schedule import schedule
 from mixassay.kernels.dla.slots import Schedule, slots
@@ -29,30 +31,36 @@ DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-11)  # there a
 class Case:
     T: int
     R: int
-    tree: bool
+    states: int | None = None  # room a tile: None for all pairs, 0 for the tree
     decay: str = "weak"
     heads: tuple[int, int] = (1, 2)
     gate: bool = True
     often: bool = False
 
     def __str__(self) -> str:
-        form = "tree" if self.tree else "pairs"
+        form = {None: "pairs", 0: "tree"}.get(self.states, f"states{self.states}")
         return f"T{self.T}-R{self.R}-{form}-{self.decay}-G{self.heads[0]}-{self.gate:d}{self.often:d}"
 
 
 CASES = [
-    Case(1, 2, tree=False),
-    Case(15, 3, tree=False, decay="none", heads=(2, 2)),
-    Case(33, 4, tree=False, decay="reset"),
-    Case(32, 1, tree=False, gate=False),
-    Case(20, 9, tree=False, decay="none", heads=(1, 1), gate=False),
-    Case(140, 30, tree=False, heads=(1, 1), often=True),
-    Case(17, 2, tree=True, decay="reset", heads=(1, 1)),
-    Case(40, 3, tree=True, heads=(2, 2)),
-    Case(70, 4, tree=True, decay="none", heads=(1, 1)),
-    Case(84, 2, tree=True, heads=(1, 1)),
-    Case(50, 2, tree=True, decay="none", gate=False),
-    Case(70, 30, tree=True, heads=(1, 1), often=True),
+    Case(1, 2),
+    Case(15, 3, decay="none", heads=(2, 2)),
+    Case(33, 4, decay="reset"),
+    Case(32, 1, gate=False),
+    Case(20, 9, decay="none", heads=(1, 1), gate=False),
+    Case(140, 30, heads=(1, 1), often=True),
+    Case(17, 2, states=0, decay="reset", heads=(1, 1)),
+    Case(40, 3, states=0, heads=(2, 2)),
+    Case(70, 4, states=0, decay="none", heads=(1, 1)),
+    Case(84, 2, states=0, heads=(1, 1)),
+    Case(50, 2, states=0, decay="none", gate=False),
+    Case(70, 30, states=0, heads=(1, 1), often=True),
+    Case(17, 2, states=3, decay="reset", heads=(1, 1)),
+    Case(40, 3, states=3, heads=(2, 2)),
+    Case(70, 4, states=3, decay="none", heads=(1, 1)),
+    Case(84, 2, states=3, heads=(1, 1)),
+    Case(64, 1, states=1, gate=False, heads=(1, 1)),
+    Case(40, 5, states=6, heads=(1, 1), often=True),
 ]
 
 
@@ -85,11 +93,12 @@ def truth(x: dict[str, Any], found: Schedule, do: Tensor) -> dict[str, Tensor]:
     return {"o": o.detach(), **dict(zip(names, grads, strict=True))}
 
 
-def kernels(x: dict[str, Any], found: Schedule, do: Tensor, tree: bool) -> dict[str, Tensor]:
+def kernels(x: dict[str, Any], found: Schedule, do: Tensor, states: int | None) -> dict[str, Tensor]:
     tensors = [x["q"], x["k"], x["v"], x["rank_scale"], found.starts, found.until, x["log_decay"]]
-    form: Any = triton if tree else pairs_triton
-    how = form.plan(x["q"].dtype, 64, 64)._replace(C=16, **({"dense": 0} if tree else {"rows": 32}))
-    if not tree:
+    pairs = states is None
+    form: Any = pairs_triton if pairs else triton
+    how = form.plan(x["q"].dtype, 64, 64)._replace(C=16, **({"rows": 32} if pairs else {"dense": 0, "states": states}))
+    if pairs:
         del tensors[4]
     torch.use_deterministic_algorithms(True)  # fresh memory is full of NaN, so that what nobody writes is seen
     try:
@@ -110,14 +119,14 @@ def upstream(x: dict[str, Any]) -> Tensor:
 def test_kernels_are_the_masked_matrix(case: Case) -> None:
     x, found = given(case)
     do = upstream(x)
-    contract.assert_close(kernels(x, found, do, case.tree), truth(x, found, do), TOL)
+    contract.assert_close(kernels(x, found, do, case.states), truth(x, found, do), TOL)
 
 
 def test_the_cases_read_nodes_of_several_tiles_also_late() -> None:
     """Of pairs of tiles of 16, some are found in one slot at once, some only after slots met, some never."""
     first = set()
     for case in CASES:
-        if case.tree and not case.often:
+        if case.states == 0 and not case.often:
             starts = given(case)[1].starts.cpu()[0]
             for begin in range(0, case.T - 32, 32):
                 seen = [bool(((s > begin) & (s < begin + 32)).any()) for s in starts[begin + 32 :: 16, 0]]
@@ -125,9 +134,41 @@ def test_the_cases_read_nodes_of_several_tiles_also_late() -> None:
     assert first == {"at once", "late", "never"}
 
 
-def test_nothing_is_read_past_the_end_or_from_the_neighbours() -> None:
+def test_states_are_the_slots_that_tiles_find() -> None:
+    """Each once, with its tiles and the one that it goes into. The second head has more than there is room for."""
+    T, C, R, room, NT = 70, 16, 4, 11, 5
+    boundary = torch.zeros(1, T, 2, dtype=torch.bool)
+    boundary[0, [3, 5, 16, 37, 39, 63], 0] = True
+    boundary[..., 1] = True
+    starts = slots(boundary, R).starts.contiguous()
+    new = partial(torch.full, fill_value=-7, dtype=torch.int32, device=DEVICE)
+    numbers, news, table = new((2, NT, R)), new((2, NT + 2)), new((2, slot_states_triton.FIELDS.value, room))
+    args = (starts.to(DEVICE), numbers, news, table, T, NT, 2, room)
+    find: Any = slot_states_triton.find_kernel
+    find[(2,)](*args, SLOTS=R, BS=16, C=C, num_warps=1)
+    found = [list(pairwise(sorted({*starts[0, t, 0].tolist(), t}))) for t in range(0, T, C)]
+    states = list(dict.fromkeys(slot for slots_of_tile in found for slot in reversed(slots_of_tile)))
+    assert news[0, -1] == len(states) <= room < news[1, -1]
+    for number, (begin, end) in enumerate(states):
+        readers = [n for n in range(NT) if (begin, end) in found[n]]
+        after = [] if readers[-1] == NT - 1 else found[readers[-1] + 1]
+        into = [states.index((a, b)) for a, b in after if a <= begin < b] or [-1]
+        assert table[0, :, number].tolist() == [begin, end, readers[0], readers[-1] + 1, *into]
+        assert all((numbers[0, n] == number).sum() == 1 for n in readers)
+
+
+def test_one_head_has_room_for_its_states_and_another_has_not() -> None:
+    x, _ = given(Case(49, 3))
+    boundary = torch.ones(1, 49, 2, dtype=torch.bool, device=DEVICE)
+    boundary[0, [n for n in range(49) if n not in (5, 20, 33)], 0] = False
+    found, do = slots(boundary, 3), upstream(x)
+    contract.assert_close(kernels(x, found, do, 2), truth(x, found, do), TOL)
+
+
+@pytest.mark.parametrize("states", [0, 3])
+def test_nothing_is_read_past_the_end_or_from_the_neighbours(states: int) -> None:
     """Inputs that lie in the middle of NaN, cut from wider and longer ones."""
-    case = Case(36, 3, tree=True, heads=(1, 1))
+    case = Case(36, 3, states=states, heads=(1, 1))
     plain, found = given(case)
     do = upstream(plain)
     x: dict[str, Any] = dict(plain)
@@ -135,11 +176,11 @@ def test_nothing_is_read_past_the_end_or_from_the_neighbours() -> None:
         width = (0, 3) if x[n].dim() == 4 else ()
         wide = torch.nn.functional.pad(x[n], (*width, 0, 0, 2, 5), value=torch.nan)
         x[n] = wide[:, 2 : 2 + case.T][..., : plain[n].shape[3]] if width else wide[:, 2 : 2 + case.T]
-    contract.assert_close(kernels(x, found, do, True), kernels(plain, found, do, True), 0.0)
+    contract.assert_close(kernels(x, found, do, states), kernels(plain, found, do, states), 0.0)
 
 
 def test_they_are_a_torch_operator() -> None:
-    x, found = given(Case(3, 2, tree=False, heads=(1, 1)))
+    x, found = given(Case(3, 2, heads=(1, 1)))
     names = ("q", "k", "v", "rank_scale", "log_decay", "gate")
     q, k, v, weights, g, p = (x[n].requires_grad_() for n in names)
     torch.library.opcheck(registered.forward, (q, k, v, weights, found.starts, found.until, g, p, 0.3))
@@ -147,7 +188,7 @@ def test_they_are_a_torch_operator() -> None:
 
 def test_models_fold_and_learn_through_the_public_call() -> None:
     """Schedule and output of two models with thresholds of their own, and ordinary gradients, also of the gate."""
-    T, members = 12, [given(Case(12, 3, tree=False, heads=(2, 2)))[0] for _ in range(2)]
+    T, members = 12, [given(Case(12, 3, heads=(2, 2)))[0] for _ in range(2)]
     names = [n for n in members[0] if n != "gate"]
     taus = torch.tensor([[0.7, 0.9], [1.0, 1.2]], device=DEVICE, dtype=DTYPE, requires_grad=True)
 
@@ -168,10 +209,11 @@ def test_models_fold_and_learn_through_the_public_call() -> None:
     contract.assert_close({"o": o.detach(), **dict(zip(["tau", *names], found, strict=True))}, wanted, TOL)
 
 
-def test_float32_keeps_weak_decays_next_to_strong_ones() -> None:
-    x, found = given(Case(34, 3, tree=True, decay="reset", heads=(1, 1)), torch.float32)
+@pytest.mark.parametrize("states", [0, 3])
+def test_float32_keeps_weak_decays_next_to_strong_ones(states: int) -> None:
+    x, found = given(Case(34, 3, decay="reset", heads=(1, 1)), torch.float32)
     do = upstream(x)
-    contract.assert_close(kernels(x, found, do, True), truth(x, found, do), 3e-6)
+    contract.assert_close(kernels(x, found, do, states), truth(x, found, do), 3e-6)
 
 
 @pytest.mark.skipif(not GPU, reason="bfloat16 products need a device")

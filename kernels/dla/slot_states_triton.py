@@ -1,0 +1,214 @@
+"""The states of slots, in Triton: one for each slot that a tile of queries finds in its past.
+
+The first token of tile n finds the tokens before it cut into slots, the open one and closed ones. Most of them the tile
+before found too. The others are new: what was open, now a tile longer or closed, and unions of slots that met. A new
+one consists of whole slots of the tile before and of tokens of that tile. So states are numbered as they are found,
+with the numbers into which they go:
+
+    state = the tokens' own, sum of e^{G_end - G_j} k_j v_j^T over its tokens j in the tile before the one that finds it
+          + sum of e^{G_end - G_end of s} state_s over the states s that go into it
+
+and with all later ones to come, the gradient of state s gets e^{..} times that of the one that it goes into.
+
+How many there are depends on the slots: one a tile, and some two for each boundary. There is room for ROOM a head. A
+head with more (boundaries every few tokens) leaves them unused.
+"""
+
+import triton
+import triton.language as tl
+
+from mixassay.kernels.common.triton import weight
+from mixassay.kernels.dla.heads_triton import load_heads
+
+# What the table says of a state: its first token and the one behind its last, the first tile that reads it and the one
+# behind the last, and the number into which it goes (-1: none).
+BEGIN, END, FIRST, STOP, INTO, FIELDS = (tl.constexpr(x) for x in range(6))
+
+# Compiled once, whatever the sizes.
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "ROOM", "SPACE"])
+
+
+@triton.jit
+def fits(news, head, NT, ROOM):
+    """Whether all states of this head have room."""
+    return tl.load(news + head * (NT + 2) + NT) <= ROOM
+
+
+@triton.jit
+def field(table, head, state, ROOM, ROW: tl.constexpr):
+    return tl.load(table + (head * FIELDS + ROW) * ROOM + state)
+
+
+@triton.jit
+def decay_to(end, G, P, head, T, NT, C: tl.constexpr):
+    """Log decay of all tokens before `end`, float64."""
+    within = tl.load(G + head * T + end - 1, mask=end % C > 0, other=0.0)
+    return tl.load(P + head * (NT + 1) + end // C) + within.to(tl.float64)
+
+
+@triton.jit
+def dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
+    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts, both bfloat16."""
+    high = y
+    if TWICE:  # cut off, not rounded: conversions both ways take a fourth of a GPU's speed
+        high = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    acc = tl.dot(x, high.to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
+    if TWICE:
+        acc = tl.dot(x, (y - high).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
+    return acc
+
+
+@triton.jit
+def state_at(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Where the numbers of a state [K, V] lie, and which of a block's there are."""
+    kk = tl.arange(0, BK)[:, None]
+    vv = tl.arange(0, BV)[None, :]
+    return kk * V + vv, (kk < K) & (vv < V)
+
+
+@kernel
+def find_kernel(
+    starts,
+    numbers,  # [B H, NT, SLOTS]: the state of each rank at the first token of a tile, -1: no token before it
+    news,  # [B H, NT + 2]: states found by the tiles before, the number of the first new one
+    table,  # [B H, FIELDS, ROOM]
+    T,
+    NT,
+    H,
+    ROOM,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+):
+    """A head's tiles in sequence."""
+    head = tl.program_id(0).to(tl.int64)
+    b, h = head // H, head % H
+    r = tl.arange(0, BS)
+    table += head * FIELDS * ROOM
+    news += head * (NT + 2)
+    count = tl.zeros([], dtype=tl.int32)
+    old_begin = tl.zeros([BS], dtype=tl.int32)
+    old_end = tl.zeros([BS], dtype=tl.int32)
+    old = tl.full([BS], -1, dtype=tl.int32)
+    tl.store(news, 0)
+    for n in range(1, NT):
+        at = starts + ((b * T + n * C) * H + h) * SLOTS + r
+        begin = tl.load(at, mask=r < SLOTS, other=0)
+        end = tl.load(at - 1, mask=(r > 0) & (r < SLOTS), other=0)
+        end = tl.where(r == 0, n * C, end)
+        some = begin < end
+        inside = (begin[:, None] <= old_begin[None, :]) & (end[:, None] > old_begin[None, :]) & (old >= 0)[None, :]
+        same = inside & (begin[:, None] == old_begin[None, :]) & (end[:, None] == old_end[None, :])
+        number = tl.max(tl.where(same, old[None, :], -1), 1)
+        new = some & (number < 0)
+        number = tl.where(new, count + tl.cumsum(new.to(tl.int32)) - 1, number)
+        gone = (old >= 0) & (tl.max(same.to(tl.int32), 0) == 0) & (old < ROOM)
+        tl.store(table + STOP * ROOM + old, n, mask=gone)
+        tl.store(table + INTO * ROOM + old, tl.max(tl.where(inside, number[:, None], -1), 0), mask=gone)
+        stored = new & (number < ROOM)
+        tl.store(table + BEGIN * ROOM + number, begin, mask=stored)
+        tl.store(table + END * ROOM + number, end, mask=stored)
+        tl.store(table + FIRST * ROOM + number, n, mask=stored)
+        tl.store(numbers + (head * NT + n) * SLOTS + r, number, mask=r < SLOTS)
+        tl.store(news + n, count)
+        count += tl.sum(new.to(tl.int32))
+        old_begin, old_end, old = begin, end, number
+    last = (old >= 0) & (old < ROOM)
+    tl.store(table + STOP * ROOM + old, NT, mask=last)
+    tl.store(table + INTO * ROOM + old, -1, mask=last)
+    tl.store(news + NT, count)
+    tl.store(news + NT + 1, count)
+
+
+@kernel
+def own_kernel(
+    k,
+    v,
+    G,
+    P,
+    news,
+    table,
+    fade,  # [B H, ROOM]: decay from a state's end to that of the one that it goes into
+    tree,  # [B H, SPACE, K, V]
+    T,
+    NT,
+    H,
+    R,
+    ROOM,
+    SPACE,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DECAY: tl.constexpr,
+    TWICE: tl.constexpr,
+    DOT: tl.constexpr,
+    ACC: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """The tokens' own part of a state."""
+    index = tl.program_id(0).to(tl.int64)
+    head, state = index // ROOM, (index % ROOM).to(tl.int32)
+    b, h = head // H, head % H
+    count = tl.load(news + head * (NT + 2) + NT)
+    if (count <= ROOM) & (state < count):
+        m = field(table, head, state, ROOM, FIRST) - 1
+        begin = field(table, head, state, ROOM, BEGIN)
+        end = field(table, head, state, ROOM, END)
+        row = b * T + m * C
+        left = T - m * C
+        i = tl.arange(0, C)
+        j = m * C + i
+        ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+        vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
+        w = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
+        if DECAY:
+            since = decay_to(end, G, P, head, T, NT, C)
+            Gs = tl.load(G + head * T + j, mask=i < left, other=0.0)
+            w *= weight((since - tl.load(P + head * (NT + 1) + m)).to(Gs.dtype) - Gs, ACC)
+            into = field(table, head, state, ROOM, INTO)
+            to = decay_to(field(table, head, tl.maximum(into, 0), ROOM, END), G, P, head, T, NT, C)
+            tl.store(fade + head * ROOM + state, weight(to - since, ACC))
+        S = dot(tl.trans(ks), vs * w[:, None], tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
+        at, keep = state_at(K, V, BK, BV)
+        tl.store(tree + (head * SPACE + state) * K * V + at, S, mask=keep)
+
+
+@kernel
+def join_kernel(
+    x,  # [some, B H, SPACE, SIZE]: states, or their gradients
+    news,
+    table,
+    fade,
+    NT,
+    N,
+    ROOM,
+    SPACE,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BACK: tl.constexpr,
+    DECAY: tl.constexpr,
+):
+    """Adds each state to the one that it goes into or, BACK, the gradients of those to its own; in sequence."""
+    index = tl.program_id(0).to(tl.int64)
+    block, row = index % tl.cdiv(SIZE, BLOCK), index // tl.cdiv(SIZE, BLOCK)
+    head = row % N
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    keep = at < SIZE
+    x += row * SPACE * SIZE + at
+    count = tl.load(news + head * (NT + 2) + NT)
+    if count <= ROOM:
+        for step in range(count):
+            state = step + tl.zeros([], dtype=tl.int64)
+            if BACK:
+                state = count - 1 - state
+            source = state
+            target = field(table, head, state, ROOM, INTO).to(tl.int64)
+            if target >= 0:
+                if BACK:
+                    source, target = target, source
+                add = tl.load(x + source * SIZE, mask=keep, other=0.0)
+                if DECAY:
+                    add *= tl.load(fade + head * ROOM + state)
+                tl.store(x + target * SIZE, tl.load(x + target * SIZE, mask=keep, other=0.0) + add, mask=keep)
