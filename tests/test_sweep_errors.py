@@ -256,7 +256,10 @@ FAULTS = {
         '"train.lr" is swept twice (first at sweep.yaml:7:16)',
     ),
     # seeds
-    "number for seeds": (BASE + "seeds: ⟦5\n", 'seeds should be a list, or a range such as "0-4", got 5'),
+    "number for seeds": (
+        BASE + "seeds: ⟦5\n",
+        'seeds should be a list, or a range such as "0-4", got 5: the seed alone is [5], as many are "0-4"',
+    ),
     "negative seed": (BASE + "seeds: [0, ⟦-1]\n", "a seed should be a whole number from 0, got -1"),
     "seed twice": (BASE + "seeds: ⟦[0, 1, 0]\n", "seeds names seed 0 twice"),
     "no seeds": (BASE + "seeds: ⟦[]\n", "seeds is empty"),

@@ -130,7 +130,12 @@ def parse_seeds(node: Node, what: str, problems: Problems) -> tuple[int, ...]:
             if not (type(item.value) is int and item.value >= 0):
                 problems.add(item.at, f"a seed should be a whole number from 0, got {shown(item.plain())}")
     else:
-        problems.add(node.at, f'{what} should be a list, or a range such as "0-4", got {shown(node.plain())}')
+        fault = f'{what} should be a list, or a range such as "0-4", got {shown(node.plain())}'
+        if type(node.value) is int and node.value >= 0:
+            fault += f": the seed alone is [{node.value}]" + (
+                f', as many are "0-{node.value - 1}"' if node.value else ""
+            )
+        problems.add(node.at, fault)
         return ()
     if not found:
         problems.add(node.at, f"{what} is empty")
