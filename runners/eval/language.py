@@ -7,7 +7,6 @@ of one length. No row is ever padded, so that what a model answers does not depe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mixassay.errors import UserError
+from mixassay.kernels.common.precision import cast
 from mixassay.mixers import nbytes
 from mixassay.model import Decoding, Model, scores
 from mixassay.tokens import Tokenizer
@@ -96,7 +96,7 @@ class Language:
         texts = [""] * len(wanted)
         for start in range(0, len(order), self.batch):
             rows = [Row(i, wanted[i], self.tokenizer) for i in order[start : start + self.batch]]
-            with self._autocast():
+            with cast(self.device.type, self.precision):
                 for group, logits, state in self._alike(rows):
                     self._go_on(group, logits, state)
             for row in rows:
@@ -119,7 +119,7 @@ class Language:
                 labels = tokens[:, length - most :].clone()
                 for row, i in enumerate(part):
                     labels[row, : most - len(pairs[i][1])] = IGNORE
-                with self._autocast():
+                with cast(self.device.type, self.precision):
                     loss, right = self.model(
                         tokens[:, :-1], positions.expand(len(part), -1), head=scores(labels, IGNORE)
                     )
@@ -137,9 +137,6 @@ class Language:
                 f"a prompt of {prompt} tokens and {new} new ones are more than the {self.longest} positions that the "
                 "model has learned"
             )
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def _alike(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
         """Rows whose states have one shape, their logits [B, vocab_size], and their states."""
