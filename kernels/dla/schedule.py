@@ -9,7 +9,7 @@ from torch import Tensor
 from mixassay.errors import UserError
 from mixassay.kernels import resolve
 from mixassay.kernels.common.precision import accumulator
-from mixassay.kernels.common.registered import against_triton, folded, on_device, unfolded
+from mixassay.kernels.common.registered import against_triton, on_device, vmap_joins
 from mixassay.kernels.dla.boundaries import Reading, boundaries
 from mixassay.kernels.dla.slots import Rule, Schedule, slots
 
@@ -88,6 +88,4 @@ def _(k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
     return score, v.new_empty(shape, dtype=torch.bool), whole, starts
 
 
-@make.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return unfolded(info, make(*folded(info, in_dims, args)))
+vmap_joins(make)
