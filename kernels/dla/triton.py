@@ -192,10 +192,12 @@ def _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C: tl.constexpr, 
     token that it has. `begins` are the slots that the tile's first token finds."""
     state = tl.full([], -1, dtype=tl.int32)
     begin = (end - 1) // C * C
+    # Reductions stand outside of the conditions: inside, ptxas 12.8 let another predicate than theirs decide.
+    start = tl.max(tl.where(begins < end, begins, 0))
+    rank = tl.sum((begins >= end).to(tl.int32))
     if end <= n * C:
-        start = tl.max(tl.where(begins < end, begins, 0))
         if filled:
-            state = tl.load(numbers + (head * NT + n) * SLOTS + tl.sum((begins >= end).to(tl.int32)))
+            state = tl.load(numbers + (head * NT + n) * SLOTS + rank)
             begin = start
         else:
             height, node = _node(start, end // C, NT, HEIGHTS, C)

@@ -50,6 +50,7 @@ class Compiled(NamedTuple):
     wgmma: int  # instructions
     mma: int  # the older ones
     transposed_products: int  # `tt.trans` of a tensor in the layout of a product
+    guarded_reductions: int  # REDUX instructions under a predicate
     ttgir: str
 
 
@@ -111,6 +112,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     result = triton.compile(source, target=HOPPER, options=settings)
     ttgir = result.asm["ttgir"]
     usage = _usage(result.asm["cubin"])
+    sass = _cuobjdump(result.asm["cubin"], "--dump-sass")
     return Compiled(
         kernel.__name__,
         settings.get("num_warps", 4),
@@ -120,18 +122,21 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
         wgmma=len(re.findall(r"wgmma\.mma_async", result.asm["ptx"])),
         mma=len(re.findall(r"mma\.sync", result.asm["ptx"])),
         transposed_products=len(re.findall(r"tt\.trans .* : tensor<[^>]*, #mma\d*> ->", ttgir)),
+        guarded_reductions=len(re.findall(r"@!?U?P\d+ +REDUX", sass)),
         ttgir=ttgir,
     )
 
 
 def _usage(cubin: bytes) -> dict[str, int]:
+    text = _cuobjdump(cubin, "--dump-resource-usage")
+    return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
+
+
+def _cuobjdump(cubin: bytes, what: str) -> str:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
+        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def operator(
