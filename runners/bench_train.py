@@ -177,7 +177,7 @@ def errors(training: Training) -> dict[str, float]:
             for name, x in stack.weights(row).items():
                 (model.get_parameter(name) if name in stack.names else model.get_buffer(name)).copy_(x)
         loss = usual_loss(model, tokens[row], dense)
-        truth = {"loss": loss.detach(), "gradient": gradients(loss, list(model.parameters()), start=0)}
+        truth = {"loss": loss.detach(), "gradient": gradients(loss, list(model.parameters()), None)}
         for name, ours in (("loss", losses[row]), ("gradient", grads[row])):
             error = float((ours - truth[name]).norm() / truth[name].norm())
             found[name] = max(found[name], error if error < math.inf else math.inf)

@@ -69,16 +69,23 @@ class Stack:
         return "sha256:" + hashlib.sha256(data.tobytes()).hexdigest()
 
     def loss_and_grad(
-        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], grads [M, P]."""
+        """tokens [M, B, T], positions and labels [M, B, Q], keep [M, B, T, D] or None -> losses [M], grads [M, P].
+
+        `scale` [M], for fp16: `LossScale.value`. A gradient that overflows comes back as one that is not finite.
+        """
+        factor = None
+        if self.precision == "fp16":  # loss_scale.py says why
+            factor = (labels != IGNORE).sum((-1, -2)).clamp(min=1) / 4
+            factor = factor if scale is None else factor * scale
         with rounding(self.precision):
             if self.mode == "vmap":
-                return self._side_by_side(tokens, positions, labels, keep)
-            return self._one_by_one(tokens, positions, labels, keep)
+                return self._side_by_side(tokens, positions, labels, keep, factor)
+            return self._one_by_one(tokens, positions, labels, keep, factor)
 
     def _one_by_one(
-        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None, factor: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         losses, grads = [], []
         for i, model in enumerate(self.models):
@@ -86,7 +93,7 @@ class Stack:
                 head = labelled_loss(labels[i], IGNORE)
                 loss = model(tokens[i], positions[i], None if keep is None else keep[i], head)
             losses.append(loss.detach())
-            grads.append(self._gradients(loss, labels[i], list(model.parameters())))
+            grads.append(gradients(loss, list(model.parameters()), None if factor is None else factor[i]))
         return torch.stack(losses), torch.stack(grads)
 
     @torch.no_grad()
@@ -128,7 +135,7 @@ class Stack:
         return {name: sum(values) / len(values) for name, values in said.items()}
 
     def _side_by_side(
-        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None
+        self, tokens: Tensor, positions: Tensor, labels: Tensor, keep: Tensor | None, factor: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         def loss(
             p: dict[str, Tensor], b: dict[str, Tensor], t: Tensor, q: Tensor, y: Tensor, k: Tensor | None
@@ -140,18 +147,7 @@ class Stack:
         in_dims = (0, 0, 0, 0, 0, None if keep is None else 0)
         with self._cast():
             losses = vmap(loss, in_dims)(self._named(leaves), self.buffers, tokens, positions, labels, keep)
-        return losses.detach(), self._gradients(losses, labels, leaves)
-
-    def _gradients(self, losses: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
-        """[..., P] of losses [...] that are means over labels [..., B, Q].
-
-        float16 has all its digits down to 6e-5, and ends at 65,504: what is differentiated for it is near the sum over
-        the labels, each of which has a gradient of some 1e-2 to 1 at a layer.
-        """
-        if self.precision != "fp16":
-            return gradients(losses.sum(), leaves, losses.ndim)
-        scale = (labels != IGNORE).sum((-1, -2)).clamp(min=1) / 4
-        return gradients((losses * scale).sum(), leaves, losses.ndim) / scale.unsqueeze(-1)
+        return losses.detach(), gradients(losses, leaves, factor)
 
     def _views(self) -> list[Tensor]:
         """Every parameter of all models, [M, *shape], detached."""
@@ -183,8 +179,11 @@ class Stack:
         return cast(self.params.device.type, self.precision)
 
 
-def gradients(loss: Tensor, leaves: list[Tensor], start: int) -> Tensor:
-    """All gradients, flattened from axis `start` and side by side in the order of the leaves; 0 where unused."""
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+def gradients(losses: Tensor, leaves: list[Tensor], factor: Tensor | None) -> Tensor:
+    """[..., P]: of losses [...], with respect to leaves [..., *shape] side by side in their order; 0 where unused.
+    `factor` [...] is what the losses are multiplied by on the way."""
+    total = losses.sum() if factor is None else (losses * factor).sum()
+    grads = torch.autograd.grad(total, leaves, allow_unused=True)
     full = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves, strict=True)]
-    return torch.cat([g.reshape(*g.shape[:start], -1) for g in full], dim=start)
+    flat = torch.cat([g.reshape(*losses.shape, -1) for g in full], dim=-1)
+    return flat if factor is None else flat / factor.unsqueeze(-1)

@@ -1,8 +1,8 @@
 """A stack between two steps: what its members have learnt so far, and how they end.
 
 Each member has its own initialisation, rows, learning rate, clipping, early stop and quarantine: one whose loss or
-gradient is not finite is frozen and recorded as diverged, and one that has finished is taken out, while the others
-go on. Randomness comes from counters alone, so a stack continues from a checkpoint bit for bit.
+gradient is not finite (in float16, at no scale) is frozen and recorded as diverged, and one that has finished is taken
+out, while the others go on. Randomness comes from counters alone, so a stack continues from a checkpoint bit for bit.
 """
 
 import math
@@ -21,6 +21,7 @@ from mixassay.model import build
 from mixassay.runners import checkpoint
 from mixassay.runners.evaluate import Questions, evaluate, means, observe, questions
 from mixassay.runners.graph import Replay
+from mixassay.runners.loss_scale import LossScale
 from mixassay.runners.optim import AdamW
 from mixassay.runners.outcome import Keep, Outcome
 from mixassay.runners.schedule import schedule
@@ -87,6 +88,7 @@ class Training:
             square=torch.zeros_like(p),
             count=torch.zeros((), dtype=torch.float64, device=device),
         )
+        self.loss_scale = LossScale.start(M, device)
         steps, train = self.stream.steps, self.train
         shares = [schedule(train.schedule, step, steps, train.warmup) for step in range(steps)]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)  # of the peak learning rate
@@ -116,16 +118,19 @@ class Training:
         return self.drawings[cell]
 
     def _update(self, tokens: Tensor, positions: Tensor, labels: Tensor) -> None:
-        """Changes, in place: parameters, the optimiser, `active`, `broke_at`, `loss_sum`."""
+        """Changes, in place: parameters, the optimiser, `active`, `broke_at`, `loss_sum`, `loss_scale`."""
         now, keep = self.optim.count.long(), None
         if self.spec.model.dropout > 0:
             seeds = seeds_on(self.device, tuple(member.spec.seed for member in self.members))
             shape = (*tokens.shape[1:], self.spec.model.d_model)
             keep = draws.keep_mask(seeds, DROPOUT, now, shape, self.spec.model.dropout)
-        loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep)
+        loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep, self.loss_scale.value)
         share = self.shares.index_select(0, now.view(1)).squeeze(0)
         finite = torch.isfinite(loss)
-        finite &= self.optim.update(self.stack.params, grad, share, self.active & finite)
+        moved = self.optim.update(self.stack.params, grad, share, self.active & finite)
+        if self.train.precision == "fp16":
+            moved |= self.loss_scale.adjust(self.active & finite & ~moved)
+        finite &= moved
         self.broke_at.copy_(torch.where(self.active & ~finite, now, self.broke_at))
         self.active &= finite
         self.loss_sum += torch.where(finite, loss, 0.0).double()
@@ -172,6 +177,8 @@ class Training:
             self.test = questions(self.spec.task, "test", self.device)
         test = dict(zip(well, evaluate(self.stack, self.test or [], "test", well), strict=True))
         seen = dict(zip(well, observe(self.stack, self.valid, "valid", well), strict=True))
+        left_out = self.loss_scale.skipped.tolist()
+        skipped = {i: {"train/skipped_steps": float(left_out[i])} if left_out[i] else {} for i in well}
         if self.state_bytes is None:
             self.state_bytes = self._state_bytes()
         self._charge(time.perf_counter() - start, training=False)
@@ -179,7 +186,7 @@ class Training:
             Outcome(
                 spec=self.members[i].spec,
                 status="diverged" if end.broken else "ok",
-                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test") | seen[i],
+                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test") | seen[i] | skipped[i],
                 eval=[] if end.broken else valid[i] + test[i],
                 curve=self.members[i].curve,
                 stopped={"step": end.step, "reason": end.reason},
@@ -229,6 +236,9 @@ class Training:
             "loss_sum": self.loss_sum,
             "active": self.active,
             "broke_at": self.broke_at,
+            "loss_scale": self.loss_scale.value,
+            "calm": self.loss_scale.calm,
+            "skipped": self.loss_scale.skipped,
         }
         checkpoint.save(folder, state, tensors)
 
@@ -247,6 +257,8 @@ class Training:
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
         self.loss_sum, self.active, self.broke_at = tensors["loss_sum"], tensors["active"], tensors["broke_at"]
+        if "loss_scale" in tensors:  # else the checkpoint is older
+            self.loss_scale = LossScale(tensors["loss_scale"], tensors["calm"], tensors["skipped"])
 
     def _build(self) -> Stack:
         """Every member is built by the code and from the seed that it would have alone, then stacked."""
@@ -281,6 +293,7 @@ class Training:
     def _keep(self, rows: list[int]) -> None:
         self.stack.keep(rows)
         self.optim.keep(rows)
+        self.loss_scale.keep(rows)
         self.replay.forget()
         self.drawings.clear()
 

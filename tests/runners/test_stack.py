@@ -232,3 +232,35 @@ def test_float16_gradients_are_those_of_float32_however_many_labels_share_them(m
 
     exact = grads("fp32")
     assert (grads("fp16") - exact).norm() < 2e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_float16_gradient_that_overflows_is_right_at_a_smaller_scale(mode):
+    class Steep(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            return (grad_outputs[0].half() * 256).float()
+
+    class Looks(Average):
+        def forward(self, x):
+            return Steep.apply(super().forward(x))
+
+    def grads(precision: str, scale: list[float]) -> torch.Tensor:
+        torch.manual_seed(1)
+        members = [Model(ModelSpec(d_model=8, positions="learned"), 13, 6, lambda layer: Looks(8)) for _ in range(3)]
+        stack, (tokens, positions, labels, _) = Stack(members, mode=mode, precision=precision), batch()
+        return stack.loss_and_grad(tokens, positions, labels, None, torch.tensor(scale))[1]
+
+    exact, found = grads("fp32", [1.0] * 3), grads("fp16", [2**12, 2**-4, 2**-6])
+    assert found.isfinite().all(1).tolist() == [False, True, True]
+    assert (found[1:] - exact[1:]).norm() < 5e-3 * exact[1:].norm()

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from mixassay.runners import train, training
+from mixassay.runners.loss_scale import CALM, LossScale
+from mixassay.runners.stack import Stack
 from mixassay.runners.stream import Stream, turns
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, Stop, TaskSpec, TrainSpec
 
@@ -171,6 +173,55 @@ def test_precisions_start_from_the_same_weights_and_train(precision):
     assert torch.equal(exact.float(), other)
     (outcome,) = train.run([spec(3, precision=precision)])
     assert math.isfinite(outcome.metrics["test/loss"])
+
+
+def overflowing(monkeypatch, above):
+    """Gradients of the second of two members overflow at scales `above` this."""
+    exact = Stack.loss_and_grad
+
+    def coarse(self, tokens, positions, labels, keep, scale):
+        loss, grad = exact(self, tokens, positions, labels, keep, scale)
+        if len(self) == 2:
+            grad[1] = torch.where(scale[1] > above, torch.inf, grad[1])
+        return loss, grad
+
+    monkeypatch.setattr(Stack, "loss_and_grad", coarse)
+
+
+def test_a_float16_step_that_overflows_is_left_out_and_its_scale_halved(monkeypatch, tmp_path):
+    members = [spec(0, precision="fp16"), spec(1, lr=1e-2, precision="fp16")]
+    fine = list(train.run(members))
+    overflowing(monkeypatch, above=0.2)
+    neighbour, found = train.run(members)
+    assert found.status == "ok"
+    assert found.metrics["train/skipped_steps"] == 3  # at 1, 1/2 and 1/4
+    assert found.metrics["test/loss"] == pytest.approx(fine[1].metrics["test/loss"], abs=0.1)
+    assert facts(neighbour) == facts(fine[0])
+    calls = itertools.count(1)
+    with pytest.raises(train.Interrupted):
+        list(train.run(members, checkpoint=tmp_path, should_stop=lambda: next(calls) == 2))
+    assert [facts(o) for o in train.run(members, checkpoint=tmp_path)] == [facts(neighbour), facts(found)]
+
+
+def test_gradients_that_are_finite_at_no_scale_are_a_divergence(monkeypatch):
+    overflowing(monkeypatch, above=0.0)
+    neighbour, lost = sorted(
+        train.run([spec(0, precision="fp16"), spec(1, precision="fp16")]), key=lambda o: o.spec.seed
+    )
+    assert neighbour.status == "ok"
+    assert lost.status == "diverged"
+    assert lost.stopped["step"] == 16
+
+
+def test_a_scale_is_doubled_after_calm_steps_and_not_beyond_one():
+    scale = LossScale.start(2, "cpu")
+    once = torch.tensor([True, False])
+    assert scale.adjust(once).tolist() == [True, False]
+    for _ in range(CALM):
+        assert scale.value.tolist() == [0.5, 1.0]
+        scale.adjust(torch.tensor([False, False]))
+    assert scale.value.tolist() == [1.0, 1.0]
+    assert scale.skipped.tolist() == [1, 0]
 
 
 def test_dropout_is_a_members_own():
