@@ -18,7 +18,7 @@ from mixassay.settings import Selection
 from mixassay.spec import RunSpec, digest, task_cells
 from mixassay.sweep import Cell, Sweep
 
-Mode = Literal["cached", "retry", "force", "read-only"]
+Mode = Literal["cached", "any-code", "retry", "force", "read-only"]
 
 
 class Keys(Protocol):
@@ -66,9 +66,9 @@ class Plan:
     """Jobs come from `take`, outcomes go to `learn`, and `close` says that a job will bring no more.
 
     mode: `cached` trains runs without a record and those that an accident ended (killed, oom, timeout), and leaves
-    stored errors alone, since the same code would fail again; `retry` also trains those; `force` trains everything;
-    `read-only` nothing. `pieces` is how many jobs to make at least, if there are so many runs; `size` the largest
-    stack.
+    stored errors alone, since the same code would fail again; `retry` also trains those; `any-code` is `cached` with
+    `keys` that find records of other versions too (any_code.py); `force` trains everything; `read-only` nothing.
+    `pieces` is how many jobs to make at least, if there are so many runs; `size` the largest stack.
     """
 
     def __init__(

@@ -56,8 +56,10 @@ class Recorder:
             self._data[name] = f"{name}/{'?' if version is None else version}"
         return f"{self._data[name]} {corpus.described(spec.task)}".rstrip()
 
-    def key(self, spec: RunSpec) -> str:
-        return run_key(spec, self.source(spec), self.data(spec), str(self.env["class"]))
+    def key(self, spec: RunSpec, source: str | None = None) -> str:
+        """The run's key; with another `source`, the one that it has where the code is that."""
+        code = self.source(spec) if source is None else source
+        return run_key(spec, code, self.data(spec), str(self.env["class"]))
 
     def outcome(self, outcome: "Outcome", *, attempt: int = 1) -> RunRecord:
         """The record of a member that was trained to its end."""

@@ -11,6 +11,7 @@ from mixassay import plugins
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import report
+from mixassay.runners.any_code import AnyCode
 from mixassay.runners.choices import Choices
 from mixassay.runners.cost import Costs
 from mixassay.runners.crew import Crew
@@ -68,9 +69,10 @@ class Session:
         )
         self.recorder = Recorder(name, threads=self.crew.threads, plugins=plugins.files(sweep.plugins))
         self.folder = options.results / sweep.name
+        keys = AnyCode(self.recorder, stored.records, sweep.seeds) if options.mode == "any-code" else self.recorder
         self.plan = Plan(
             sweep,
-            self.recorder,
+            keys,
             stored.records,
             Choices(self.folder / "selected.yaml"),
             mode=options.mode,

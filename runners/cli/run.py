@@ -30,8 +30,9 @@ def run(
     mode: Annotated[
         Mode,
         typer.Option(
-            help="cached: runs without a record, and those that were killed, timed out or out of memory. retry: those"
-            " that failed with an error, too. force: all. read-only: none."
+            help="cached: runs without a record, and those that were killed, timed out or out of memory. any-code: the"
+            " same, but records of other versions of the code count, and the table marks them. retry: those that failed"
+            " with an error, too. force: all. read-only: none."
         ),
     ] = "cached",
     max_time: Annotated[str | None, typer.Option(metavar="TIME", help="Stop after so long: 8h, 45m. Exit 75.")] = None,

@@ -240,10 +240,10 @@ _GIVEN: set[str] = set()
 """Which fields a line gave, of which nobody asks: a set for each part was two fifths of all records' memory."""
 
 
-def run_key(spec: RunSpec, source: str, data: str, env_class: str) -> str:
+def run_key(spec: RunSpec | RunRecord, source: str, data: str, env_class: str) -> str:
     """The name of a run's content: two runs with one key have no reason to give different numbers.
 
-    `source` is the hash of the code the run depends on, `data` the task's name and version, `env_class` the kind of
-    machine (`provenance.env_class`).
+    `spec` may be the record of one. `source` is the hash of the code the run depends on, `data` the task's name and
+    version, `env_class` the kind of machine (`provenance.env_class`).
     """
     return digest([spec.cell, spec.seed, spec.role, spec.tuned, source, data, env_class], length=24)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mixassay.errors import UserError
-from mixassay.record import RunRecord
+from mixassay.record import RunRecord, run_key
+from mixassay.runners.any_code import AnyCode
 from mixassay.runners.choices import Choices, Question, rank
 from mixassay.runners.plan import Plan, evenly, part, steps_of
 from mixassay.spec import RunSpec, Sections, digest
@@ -143,6 +144,62 @@ def test_other_code_makes_other_jobs(load: Any, choices: Choices) -> None:
     assert a is not None
     assert b is not None
     assert a.id != b.id, "a checkpoint of old code must not be continued"
+
+
+class Coded:
+    """As a recorder whose code is `source`."""
+
+    def __init__(self, source: str) -> None:
+        self.code = source
+
+    def key(self, spec: RunSpec | RunRecord, source: str | None = None) -> str:
+        return run_key(spec, self.code if source is None else source, "mqar/1", "cpu, torch 2.13")
+
+    def source(self, spec: Sections) -> str:
+        return self.code
+
+
+def by_code(make_record: MakeRecord, specs: Sequence[RunSpec], code: str, **fields: Any) -> list[RunRecord]:
+    keys, made = Coded(code), {"commit": "a" * 40, "dirty": False, "patch": None, "source": code, "version": "0"}
+    return [
+        make_record(
+            key=keys.key(s), cell=s.cell, seed=s.seed, role=s.role, tuned=s.tuned, code=made,
+            metrics={"valid/accuracy": s.train.lr}, **fields,
+        )
+        for s in specs
+    ]  # fmt: skip
+
+
+def test_any_code_takes_whole_cells_of_another_version(load: Any, choices: Choices, make_record: MakeRecord) -> None:
+    sweep = load(SWEEP)
+    whole, part, *_ = (sweep.reported(cell) for cell in sweep.cells())
+    records = by_code(make_record, whole, "old") + by_code(make_record, part[:4], "old")
+    records += by_code(make_record, part[4:], "older")
+    plan = Plan(sweep, AnyCode(Coded("new"), records, sweep.seeds), records, choices, mode="any-code")
+    assert [seeds for _, seeds in jobs(plan)] == [[0, 1, 2, 3, 4]] * 3, "seeds of two versions are no cell"
+    assert plan.finished(plan.cells[whole[0].cell])
+    assert len(jobs(Plan(sweep, Coded("new"), records, choices))) == 4
+
+
+def test_any_code_prefers_the_present_one(load: Any, choices: Choices, make_record: MakeRecord) -> None:
+    sweep = load(SWEEP)
+    specs = sweep.reported(sweep.cells()[0])
+    new = by_code(make_record, specs[:2], "new", time={"start": "2026-01-01T00:00:00Z", "seconds": 1.0})
+    records = [*by_code(make_record, specs, "old"), *new]
+    keys = AnyCode(Coded("new"), records, sweep.seeds)
+    assert [keys.key(spec) == Coded("new").key(spec) for spec in specs] == [True, True, False, False, False]
+    other_task = [record.model_copy(update={"data": "mqar/2"}) for record in records]
+    keys = AnyCode(Coded("new"), other_task, sweep.seeds)
+    assert keys.key(specs[4]) == Coded("new").key(specs[4])
+
+
+def test_any_code_tunes_with_what_other_versions_tried(load: Any, choices: Choices, make_record: MakeRecord) -> None:
+    sweep = load(SELECT)
+    tried = [spec for cell in sweep.cells() for spec in sweep.tuning(cell) if spec.seed == 100]
+    records = by_code(make_record, tried, "old")
+    plan = Plan(sweep, AnyCode(Coded("new"), records, sweep.seeds), records, choices, mode="any-code")
+    left = [spec for job in plan.queue for spec in plan.left(job).specs]
+    assert [(spec.role, spec.seed) for spec in left] == [("tune", 101)] * 4
 
 
 def test_shards_part_the_cells(load: Any) -> None:
