@@ -23,7 +23,7 @@ from mixassay.mixers.parts.slots import Cuts, Gate, Operands, SlotMixer, Slots, 
 class DynamicMamba2(SlotMixer, Mamba2):
     """Mamba-2's mixer with slots.
 
-    d_state, expand, head_dim, n_groups, conv   as in mamba2
+    d_state, expand, head_dim, n_groups, conv, a_range   as in mamba2
     capacity, cuts, every, tau, reading, rule, weights, scope, boundary_gate, temperature, score_proj
         which slots there are and how they are read: see `mixers/parts/slots.py`. The paper has 30 slots, the rule
         "density" and tau 0.6
@@ -52,8 +52,17 @@ class DynamicMamba2(SlotMixer, Mamba2):
         boundary_gate: Gate = "ste",
         temperature: float = 0.1,
         score_proj: int = 0,
+        a_range: tuple[float, float] = (1.0, 16.0),
     ) -> None:
-        super().__init__(d_model, d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups, conv=conv)
+        super().__init__(
+            d_model,
+            d_state=d_state,
+            expand=expand,
+            head_dim=head_dim,
+            n_groups=n_groups,
+            conv=conv,
+            a_range=a_range,
+        )
         self.slots = Slots(
             self.heads,
             capacity=capacity,

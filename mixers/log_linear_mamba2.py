@@ -21,7 +21,7 @@ from mixassay.mixers.parts.sizes import at_least
 class LogLinearMamba2(FenwickMixer, Mamba2):
     """Mamba-2's mixer, with the level weights of the authors' code.
 
-    d_state, expand, head_dim, n_groups, conv   as in mamba2
+    d_state, expand, head_dim, n_groups, conv, a_range   as in mamba2
     levels   L, weights a token and head. T tokens have ceil(log2 T) + 1 levels: 9 for 256, 15 for 16384. Set it for the
              length that is trained: longer sequences give all further levels the last weight, while a level that
              training never reached would have an untrained one
@@ -41,8 +41,17 @@ class LogLinearMamba2(FenwickMixer, Mamba2):
         n_groups: int = 1,
         conv: int = 4,
         levels: int = LEVELS,
+        a_range: tuple[float, float] = (1.0, 16.0),
     ) -> None:
-        super().__init__(d_model, d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups, conv=conv)
+        super().__init__(
+            d_model,
+            d_state=d_state,
+            expand=expand,
+            head_dim=head_dim,
+            n_groups=n_groups,
+            conv=conv,
+            a_range=a_range,
+        )
         at_least(1, levels=levels)
         self.levels = levels
         self.widths.append(self.heads * levels)  # z | xBC | dt | dl

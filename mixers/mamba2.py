@@ -30,9 +30,10 @@ class Mamba2(Mixer):
     head_dim   channels a head; heads = inner width / head_dim. None: 64, or the inner width where that is less
     n_groups   groups of heads that share B and C; the output norm is taken over each group
     conv       width of the short convolution (with bias) on x, B and C; 0: SiLU alone
+    a_range    what A is uniform in at first: a head whose A is smaller forgets more slowly
 
-    Linear layers start as torch's default, uniform in +-d_model^-0.5 and +-inner^-0.5; A uniform in (1, 16), dt
-    log-uniform in (1e-3, 1e-1), D = 1. The state is S [B, H, N, head_dim] and the convolution's last inputs.
+    Linear layers start as torch's default, uniform in +-d_model^-0.5 and +-inner^-0.5; dt log-uniform in (1e-3, 1e-1),
+    D = 1. The state is S [B, H, N, head_dim] and the convolution's last inputs.
     """
 
     def __init__(
@@ -44,9 +45,12 @@ class Mamba2(Mixer):
         head_dim: int | None = None,
         n_groups: int = 1,
         conv: int = 4,
+        a_range: tuple[float, float] = (1.0, 16.0),
     ) -> None:
         super().__init__()
         at_least(1, d_model=d_model, d_state=d_state, expand=expand, head_dim=head_dim, n_groups=n_groups)
+        if not 0 < a_range[0] <= a_range[1]:
+            raise UserError(f"a_range={list(a_range)}: expected two numbers above 0, the smaller one first")
         inner = expand * d_model
         self.d_model, self.d_state, self.n_groups = d_model, d_state, n_groups
         self.head_dim = head_dim or min(64, inner)
@@ -59,7 +63,7 @@ class Mamba2(Mixer):
         self.widths = [inner, conved, self.heads]  # z | xBC | dt
         self.in_proj = Linear(d_model, sum(self.widths), bias=False)
         self.conv = ShortConv(conved, conv, bias=True, activation="silu")
-        self.decay = SelectiveDecay(self.heads, a_range=(1, 16))
+        self.decay = SelectiveDecay(self.heads, a_range)
         self.D = spared(torch.ones(self.heads))
         self.norm = RMSNorm(inner, groups=n_groups)
         self.out_proj = Linear(inner, d_model, bias=False)

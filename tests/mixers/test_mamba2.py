@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mixassay.errors import UserError
+from mixassay.mixers import mixer
 from mixassay.mixers.mamba2 import Mamba2
 
 D, B, T = 16, 2, 75
@@ -81,6 +82,12 @@ def test_initialisation():
         assert 0.49 < p.abs().max() <= 0.5
 
 
+@pytest.mark.parametrize("name", ["mamba2", "log_linear_mamba2", "dla_mamba2"])
+def test_a_starts_in_its_range(name):
+    A = mixer[name](64, d_state=4, head_dim=2, a_range=(1, 2)).decay.A_log.exp()
+    assert 1 <= A.min() < A.max() <= 2.001
+
+
 def test_weight_decay_spares_the_recurrence():
     m = build()
     marked = {name for name, p in m.named_parameters() if getattr(p, "no_weight_decay", False)}
@@ -96,6 +103,7 @@ def test_weight_decay_spares_the_recurrence():
         ({"expand": 0}, "expand must be at least 1, got 0"),
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
         ({"conv": -1}, "conv must be at least 0, got -1"),
+        ({"a_range": (0, 1)}, "a_range=\\[0, 1\\]: expected two numbers above 0"),
     ],
 )
 def test_errors(kw, says):
