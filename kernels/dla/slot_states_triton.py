@@ -10,6 +10,9 @@ with the numbers into which they go:
 
 and with all later ones to come, the gradient of state s gets e^{..} times that of the one that it goes into.
 
+At every tile whose number is a multiple of LIFE all states are new, those too that go on without a change: so no one
+has more readers than that, whose sum is one loop.
+
 How many there are depends on the slots: one a tile, and some two for each boundary. There is room for ROOM a head. A
 head with more (boundaries every few tokens) leaves them unused.
 """
@@ -47,14 +50,21 @@ def decay_to(end, G, P, head, T, NT, C: tl.constexpr):
 
 
 @triton.jit
-def dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
-    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts, both bfloat16."""
-    high = y
+def parts(x, TWICE: tl.constexpr):
+    """x, or TWICE: its high and low parts, of which bfloat16 holds all that counts."""
+    high = x
     if TWICE:  # cut off, not rounded: conversions both ways take a fourth of a GPU's speed
-        high = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def dot(x, y, acc, TWICE: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr):
+    """acc + x y for x in DOT and y in ACC; TWICE: of y's high and low parts."""
+    high, low = parts(y, TWICE)
     acc = tl.dot(x, high.to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
     if TWICE:
-        acc = tl.dot(x, (y - high).to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
+        acc = tl.dot(x, low.to(DOT), acc=acc, input_precision=PREC, out_dtype=ACC)
     return acc
 
 
@@ -79,6 +89,7 @@ def find_kernel(
     SLOTS: tl.constexpr,
     BS: tl.constexpr,
     C: tl.constexpr,
+    LIFE: tl.constexpr,
 ):
     """A head's tiles in sequence."""
     head = tl.program_id(0).to(tl.int64)
@@ -91,14 +102,19 @@ def find_kernel(
     old_end = tl.zeros([BS], dtype=tl.int32)
     old = tl.full([BS], -1, dtype=tl.int32)
     tl.store(news, 0)
+    starts += (b * T * H + h) * SLOTS + r
+    step = C * H.to(tl.int64) * SLOTS
+    begin_ahead = tl.load(starts + step, mask=(r < SLOTS) & (NT > 1), other=0)
+    end_ahead = tl.load(starts + step - 1, mask=(r > 0) & (r < SLOTS) & (NT > 1), other=0)
     for n in range(1, NT):
-        at = starts + ((b * T + n * C) * H + h) * SLOTS + r
-        begin = tl.load(at, mask=r < SLOTS, other=0)
-        end = tl.load(at - 1, mask=(r > 0) & (r < SLOTS), other=0)
-        end = tl.where(r == 0, n * C, end)
+        begin = begin_ahead
+        end = tl.where(r == 0, n * C, end_ahead)
+        at = starts + (n + 1) * step  # loads that do not wait for this tile
+        begin_ahead = tl.load(at, mask=(r < SLOTS) & (n + 1 < NT), other=0)
+        end_ahead = tl.load(at - 1, mask=(r > 0) & (r < SLOTS) & (n + 1 < NT), other=0)
         some = begin < end
         inside = (begin[:, None] <= old_begin[None, :]) & (end[:, None] > old_begin[None, :]) & (old >= 0)[None, :]
-        same = inside & (begin[:, None] == old_begin[None, :]) & (end[:, None] == old_end[None, :])
+        same = inside & (begin[:, None] == old_begin[None, :]) & (end[:, None] == old_end[None, :]) & (n % LIFE > 0)
         number = tl.max(tl.where(same, old[None, :], -1), 1)
         new = some & (number < 0)
         number = tl.where(new, count + tl.cumsum(new.to(tl.int32)) - 1, number)
@@ -128,7 +144,7 @@ def own_kernel(
     P,
     news,
     table,
-    fade,  # [B H, ROOM]: decay from a state's end to that of the one that it goes into
+    fades,  # [B H, ROOM]: decay from a state's end to that of the one that it goes into
     tree,  # [B H, SPACE, K, V]
     T,
     NT,
@@ -169,7 +185,7 @@ def own_kernel(
             w *= weight((since - tl.load(P + head * (NT + 1) + m)).to(Gs.dtype) - Gs, ACC)
             into = field(table, head, state, ROOM, INTO)
             to = decay_to(field(table, head, tl.maximum(into, 0), ROOM, END), G, P, head, T, NT, C)
-            tl.store(fade + head * ROOM + state, weight(to - since, ACC))
+            tl.store(fades + head * ROOM + state, weight(to - since, ACC))
         S = dot(tl.trans(ks), vs * w[:, None], tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
         at, keep = state_at(K, V, BK, BV)
         tl.store(tree + (head * SPACE + state) * K * V + at, S, mask=keep)
@@ -178,9 +194,10 @@ def own_kernel(
 @kernel
 def join_kernel(
     x,  # [some, B H, SPACE, SIZE]: states, or their gradients
+    states,  # [2 or 1, B H, SPACE, SIZE]: states in the dtype of products, TWICE: their high and low parts
     news,
     table,
-    fade,
+    fades,
     NT,
     N,
     ROOM,
@@ -188,9 +205,11 @@ def join_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BACK: tl.constexpr,
+    TWICE: tl.constexpr,
     DECAY: tl.constexpr,
 ):
-    """Adds each state to the one that it goes into or, BACK, the gradients of those to its own; in sequence."""
+    """Adds each state to the one that it goes into or, BACK, the gradients of those to its own; in sequence. A state is
+    whole when its turn comes: all that go into it have had theirs."""
     index = tl.program_id(0).to(tl.int64)
     block, row = index % tl.cdiv(SIZE, BLOCK), index // tl.cdiv(SIZE, BLOCK)
     head = row % N
@@ -203,12 +222,20 @@ def join_kernel(
             state = step + tl.zeros([], dtype=tl.int64)
             if BACK:
                 state = count - 1 - state
-            source = state
-            target = field(table, head, state, ROOM, INTO).to(tl.int64)
-            if target >= 0:
-                if BACK:
-                    source, target = target, source
-                add = tl.load(x + source * SIZE, mask=keep, other=0.0)
+            into = field(table, head, state, ROOM, INTO).to(tl.int64)
+            own = tl.load(x + state * SIZE, mask=keep, other=0.0)
+            other = tl.load(x + into * SIZE, mask=keep & (into >= 0), other=0.0)
+            if states is not None:
+                high, low = parts(own, TWICE)
+                copy = states + (row * SPACE + state) * SIZE + at
+                tl.store(copy, high.to(states.dtype.element_ty), mask=keep)
+                if TWICE:
+                    tl.store(copy + N.to(tl.int64) * SPACE * SIZE, low.to(states.dtype.element_ty), mask=keep)
+            if into >= 0:
+                fade = tl.full([], 1.0, dtype=own.dtype)
                 if DECAY:
-                    add *= tl.load(fade + head * ROOM + state)
-                tl.store(x + target * SIZE, tl.load(x + target * SIZE, mask=keep, other=0.0) + add, mask=keep)
+                    fade = tl.load(fades + head * ROOM + state)
+                if BACK:
+                    tl.store(x + state * SIZE, own + other * fade, mask=keep)
+                else:
+                    tl.store(x + into * SIZE, other + own * fade, mask=keep)

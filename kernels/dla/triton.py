@@ -45,6 +45,14 @@ from mixassay.kernels.common.triton import (
 from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
+from mixassay.kernels.dla.slot_reads_triton import (
+    pull_kernel,
+    push_kernel,
+    rank_kernel,
+    read_kernel,
+    tile_of,
+    weight_kernel,
+)
 from mixassay.kernels.dla.slot_states_triton import (
     BEGIN,
     END,
@@ -78,18 +86,10 @@ from mixassay.kernels.dla.weights_triton import (
 kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT", "ROOM", "SPACE"])
 
 
-@triton.jit
-def _tile(H, NT):
-    """Head in all, its batch row and number, and the tile: the last tiles, which have most to read, come first."""
-    index = tl.program_id(0).to(tl.int64)
-    head, n = index // NT, (NT - 1 - index % NT).to(tl.int32)
-    return head, head // H, head % H, n
-
-
 @kernel
 def decay_kernel(log_decay, G, totals, T, NT, H, C: tl.constexpr, SUM: tl.constexpr):
     """G [B H, T] from the start of each tile, and whole tiles [B H, NT]; base 2."""
-    head, b, h, n = _tile(H, NT)
+    head, b, h, n = tile_of(H, NT)
     i = tl.arange(0, C)
     left = T - n * C
     g = load_log_decay(log_decay + (b * T + n * C) * H + h, i, left, H, SUM)
@@ -123,7 +123,7 @@ def leaf_kernel(
     PREC: tl.constexpr,
 ):
     """A tile's own state at its end."""
-    head, b, h, n = _tile(H, NT)
+    head, b, h, n = tile_of(H, NT)
     if not fits(news, head, NT, ROOM):
         row = b * T + n * C
         left = T - n * C
@@ -187,24 +187,19 @@ def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
 
 
 @triton.jit
-def _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C: tl.constexpr, SLOTS: tl.constexpr):
-    """What tile n reads of the tokens before `end`: the place in `tree` of a state (-1: a tile's pairs), and the first
-    token that it has. `begins` are the slots that the tile's first token finds."""
-    state = tl.full([], -1, dtype=tl.int32)
+def _older(end, begins, n, NT, HEIGHTS, C: tl.constexpr):
+    """What tile n reads of the tokens before `end`: the node (-1: a tile's pairs), and the first token that it has.
+    `begins` are the slots that the tile's first token finds."""
+    node = tl.full([], -1, dtype=tl.int32)
     begin = (end - 1) // C * C
-    # Reductions stand outside of the conditions: inside, ptxas 12.8 let another predicate than theirs decide.
+    # The reduction stands outside of the condition: inside, ptxas 12.8 let another predicate than that decide.
     start = tl.max(tl.where(begins < end, begins, 0))
-    rank = tl.sum((begins >= end).to(tl.int32))
     if end <= n * C:
-        if filled:
-            state = tl.load(numbers + (head * NT + n) * SLOTS + rank)
-            begin = start
-        else:
-            height, node = _node(start, end // C, NT, HEIGHTS, C)
-            if height >= 0:
-                state = node
-                begin = end - (C << height)
-    return state, begin
+        height, place = _node(start, end // C, NT, HEIGHTS, C)
+        if height >= 0:
+            node = place
+            begin = end - (C << height)
+    return node, begin
 
 
 @triton.jit
@@ -236,8 +231,8 @@ def output_kernel(
     G,
     P,  # [B H, NT + 1]: log decay before each tile, float64
     news,
-    numbers,
     tree,
+    past,
     o,
     scale,
     T,
@@ -259,7 +254,7 @@ def output_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = _tile(H, NT)
+    head, b, h, n = tile_of(H, NT)
     first = b * T
     row = first + n * C
     left = T - n * C
@@ -273,13 +268,13 @@ def output_kernel(
     out = tl.zeros([C, BV], dtype=ACC)
     filled = fits(news, head, NT, ROOM)
     end = (n + 1) * C
-    while end > 0:
+    while end > tl.where(filled, n * C, 0):
         begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        state, begin = _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C, SLOTS)
-        if state >= 0:
+        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+        if node >= 0:
             w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + state) * K * V + at, mask=keep, other=0.0)
+            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
             if DECAY:
                 w *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
             out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
@@ -293,6 +288,7 @@ def output_kernel(
             vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
             out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
         end = begin
+    out += load_heads(past, row, h, i, tl.where(filled, left, 0), H, V, BV)
     store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
@@ -361,7 +357,6 @@ def node_kernel(
     P,
     spans,
     news,
-    table,
     dtree,  # [3 or 1, B H, SPACE, K, V]
     scale,
     T,
@@ -387,20 +382,14 @@ def node_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """The gradient of a node's state by those who read it; with a gate, also what it were with weights up and down."""
+    """The gradient of a node by those who read it; with a gate, also what it were with weights up and down."""
     index = tl.program_id(0).to(tl.int64)
-    head, node = index // SPACE, (index % SPACE).to(tl.int32)
+    head, node = index // NODES, NODES - 1 - (index % NODES).to(tl.int32)  # those that most tiles read come first
     b, h = head // H, head % H
     start = tl.zeros([], dtype=tl.int32)
     stop = tl.zeros([], dtype=tl.int32)
     end = tl.zeros([], dtype=tl.int32)
-    if fits(news, head, NT, ROOM):
-        if node < tl.load(news + head * (NT + 2) + NT):
-            start = field(table, head, node, ROOM, FIRST)
-            stop = field(table, head, node, ROOM, STOP)
-            end = field(table, head, node, ROOM, END)
-    elif node < NODES:
-        node = NODES - 1 - node  # those that most tiles read come first
+    if not fits(news, head, NT, ROOM):
         height = tl.zeros([], dtype=tl.int32)
         offset = tl.zeros([], dtype=tl.int32)
         while node - offset >= (NT >> height):
@@ -452,18 +441,16 @@ def query_kernel(
     G,
     P,
     news,
-    numbers,
     tree,
+    past,
     do,
     dq,  # [B, T, H, K]
-    drank_scale,
-    u,  # [3, B H, T]: row sums of F . M, F . up, F . down
+    drank_scale,  # but for the reads of states
     scale,
     T,
     NT,
     H,
     R,
-    N,
     ROOM,
     SPACE,
     HEIGHTS,
@@ -475,13 +462,12 @@ def query_kernel(
     BS: tl.constexpr,
     C: tl.constexpr,
     DECAY: tl.constexpr,
-    GATE: tl.constexpr,
     TWICE: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = _tile(H, NT)
+    head, b, h, n = tile_of(H, NT)
     first = b * T
     row = first + n * C
     left = T - n * C
@@ -498,13 +484,13 @@ def query_kernel(
     total = tl.zeros([C], dtype=ACC)
     filled = fits(news, head, NT, ROOM)
     end = (n + 1) * C
-    while end > 0:
+    while end > tl.where(filled, n * C, 0):
         begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        state, begin = _older(end, begins, n, head, filled, numbers, NT, HEIGHTS, C, SLOTS)
-        if state >= 0:
+        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+        if node >= 0:
             w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
             at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + state) * K * V + at, mask=keep, other=0.0)
+            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
             x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
             if DECAY:
                 x *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)[:, None]
@@ -525,23 +511,9 @@ def query_kernel(
             dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
             dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
         end = begin
-    dw = by_slot(before, total, C, BS) * scale
+    dqs += load_heads(past, row, h, i, tl.where(filled, left, 0), H, K, BK)
     store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
-    store_heads(drank_scale, dw, row, h, i, left, H, SLOTS, BS)
-    if DECAY or GATE:
-        live = (i < left)[:, None] & (r < SLOTS)[None, :]
-        at = rank_scale + (row * H + h) * SLOTS + i[:, None] * H * SLOTS + r[None, :]
-        at_u = u + head * T + n * C + i
-        each = N.to(tl.int64) * T
-        W = tl.load(at, mask=live, other=0.0)
-        tl.store(at_u, tl.sum(W * dw, 1), mask=i < left)
-        if GATE:
-            more = live & (r + 1 < SLOTS)[None, :]
-            up = tl.where(more, tl.load(at + 1, mask=more, other=0.0) - W, 0.0)
-            fewer = live & (r > 0)[None, :]
-            down = tl.where(fewer, W - tl.load(at - 1, mask=fewer, other=0.0), 0.0)
-            tl.store(at_u + each, tl.sum(up * dw, 1), mask=i < left)
-            tl.store(at_u + 2 * each, tl.sum(down * dw, 1), mask=i < left)
+    store_heads(drank_scale, by_slot(before, total, C, BS) * scale, row, h, i, left, H, SLOTS, BS)
 
 
 @kernel
@@ -737,6 +709,7 @@ class Plan(NamedTuple):
     pull_warps: int  # of `query` and `key`, which hold most
     num_stages: int
     states: int  # of slots, for each tile, that a head has room for: if it has more, it takes the tree
+    life: int = 256  # tiles that read one state at most
 
 
 def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
@@ -765,9 +738,12 @@ def forward(
     if q.shape[1] <= how.dense:
         return pairs_triton.forward(q, k, v, rank_scale, until, log_decay, scale)
     call = _Call(q, k, v, rank_scale, starts, until, log_decay, scale, how)
-    tree = call.tree(False)
+    tree, states = call.tree(False)
+    weights = call.weights(None, GATE=False)
     o = torch.empty_like(call.v)
-    call.launch(output_kernel, call.tiles, tree=tree, o=o)
+    past = torch.empty_like(o, dtype=call.acc)
+    call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past)
+    call.launch(output_kernel, call.tiles, tree=tree, past=past, o=o)
     return o
 
 
@@ -795,14 +771,20 @@ def backward(
     dq, dk = (call.new(call.B, call.T, call.H, call.K, dtype=q.dtype if alone else call.acc) for _ in range(2))
     dv, dweights = torch.empty_like(call.v), torch.empty_like(call.rank_scale)
     u = call.new(3 if gated else 1, call.N, call.T)
-    tree = call.tree(wanted["TWICE"])
+    tree, states = call.tree(wanted["TWICE"])
+    turned = call.new(len(u), call.N, call.NT * call.given["SLOTS"], how.C)
+    weights = call.weights(turned, **wanted)
     spans = call.new(call.N, call.nodes, dtype=torch.int32)
     call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
-    dtree = call.new(3 if gated else 1, *tree.shape)
-    call.launch(node_kernel, call.N * call.space, spans=spans, dtree=dtree, do=do, **wanted)
-    call.join(dtree, back=True)
+    dtree = call.new(len(u), *tree.shape)
+    call.launch(push_kernel, call.N * call.room, turned=turned, dtree=dtree, do=do, **wanted)
+    call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
+    call.join(dtree, None, True)
+    reads, past = torch.empty_like(weights), torch.empty_like(dq, dtype=call.acc)
+    call.launch(pull_kernel, call.tiles, states=states, weights=weights, past=past, reads=reads, do=do, **wanted)
     pull = wanted | {"num_warps": call.pull_warps}
-    call.launch(query_kernel, call.tiles, tree=tree, do=do, dq=dq, drank_scale=dweights, u=u, **pull)
+    call.launch(query_kernel, call.tiles, tree=tree, past=past, do=do, dq=dq, drank_scale=dweights, **pull)
+    call.launch(rank_kernel, call.tiles, reads=reads, drank_scale=dweights, u=u, **wanted)
     call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
     dg, dgate = sums(u, None, call.log_decay, call.given["until"], gated)
     if not alone:
@@ -869,6 +851,7 @@ class _Call:
             "SLOTS": SLOTS,
             "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,
+            "LIFE": how.life,
             "DECAY": log_decay is not None,
             "DOT": dot,
             "ACC": acc,
@@ -896,17 +879,32 @@ class _Call:
         decay_kernel[(self.tiles,)](self.log_decay, G, totals, self.T, self.NT, self.H, C=C, SUM=SUM, num_warps=1)
         return G, torch.nn.functional.pad(totals.double().cumsum(1), (1, 0))
 
-    def tree(self, twice: bool) -> Tensor:
-        """States of slots or, of a head that has too many, the nodes of the tree."""
+    def tree(self, twice: bool) -> tuple[Tensor, Tensor]:
+        """States of slots or, of a head that has too many, the nodes of the tree; and the states as products take them:
+        in the operands' dtype or, `twice`, in two parts."""
         tree = self.new(self.N, self.space, self.K, self.V)
-        self.given["fade"] = self.new(self.N, self.room)
+        states = tree
+        if half(self.v.dtype):
+            states = self.new(1 + twice, *tree.shape, dtype=self.v.dtype)
+        self.given["fades"] = self.new(self.N, self.room)
         self.launch(own_kernel, self.N * self.room, tree=tree, TWICE=twice)
-        self.join(tree, back=False)
+        self.join(tree, None if states is tree else states, False, TWICE=twice)
         self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)
         for h in range(1, self.heights):
             where = {"HEIGHT": h, "below": self.offsets[h - 1], "here": self.offsets[h]}
             self.launch(up_kernel, self.blocks * self.N * (self.NT >> h), tree=tree, **where, **self.flat)
-        return tree
+        return tree, states
+
+    def weights(self, turned: Tensor | None, **wanted: Any) -> Tensor:
+        """With which tiles read states, and into `turned` the same for each state."""
+        weights = self.new(self.N, self.NT, self.given["SLOTS"], self.given["C"])
+        table = self.given["table"]
+        lives = table[:, STOP.value] - table[:, FIRST.value]
+        found = torch.arange(self.room, device=lives.device) < self.given["news"][:, -1:]
+        before = torch.where(found, lives, 0).cumsum(1, dtype=torch.int32) - lives
+        self.given["place"] = before - table[:, FIRST.value]
+        self.launch(weight_kernel, self.tiles, weights=weights, turned=turned, **wanted)
+        return weights
 
     @property
     def flat(self) -> dict[str, int]:
@@ -917,6 +915,6 @@ class _Call:
     def blocks(self) -> int:
         return triton.cdiv(self.flat["SIZE"], self.flat["BLOCK"])
 
-    def join(self, x: Tensor, back: bool) -> None:
+    def join(self, x: Tensor, states: Tensor | None, back: bool, TWICE: bool = False) -> None:
         rows = x.numel() // (self.space * self.flat["SIZE"])
-        self.launch(join_kernel, self.blocks * rows, x=x, BACK=back, **self.flat)
+        self.launch(join_kernel, self.blocks * rows, x=x, states=states, BACK=back, TWICE=TWICE, **self.flat)

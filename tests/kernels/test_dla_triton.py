@@ -145,7 +145,7 @@ def test_states_are_the_slots_that_tiles_find() -> None:
     numbers, news, table = new((2, NT, R)), new((2, NT + 2)), new((2, slot_states_triton.FIELDS.value, room))
     args = (starts.to(DEVICE), numbers, news, table, T, NT, 2, room)
     find: Any = slot_states_triton.find_kernel
-    find[(2,)](*args, SLOTS=R, BS=16, C=C, num_warps=1)
+    find[(2,)](*args, SLOTS=R, BS=16, C=C, LIFE=NT, num_warps=1)
     found = [list(pairwise(sorted({*starts[0, t, 0].tolist(), t}))) for t in range(0, T, C)]
     states = list(dict.fromkeys(slot for slots_of_tile in found for slot in reversed(slots_of_tile)))
     assert news[0, -1] == len(states) <= room < news[1, -1]
