@@ -33,9 +33,12 @@ class Replay:
         self.shapes: dict[Any, _Shape] = {}
         self.pool: Any = None
 
-    def __call__(self, *inputs: Tensor | None) -> Any:
+    def __call__(self, *inputs: Tensor | None, taken: Callable[[], None] = lambda: None) -> Any:
+        """`taken` is called as soon as the inputs may be overwritten, by whatever waits for the current stream."""
         if not self.on:
-            return self.step(*inputs)
+            result = self.step(*inputs)
+            taken()
+            return result
         key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
         shape = self.shapes.get(key)
         if shape is None:
@@ -43,6 +46,7 @@ class Replay:
         for kept, x in zip(shape.inputs, inputs, strict=True):
             if kept is not None and x is not None:
                 kept.copy_(x)
+        taken()
         if shape.seen == WARM:
             self._capture(shape)
         shape.seen += 1

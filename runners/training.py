@@ -19,6 +19,7 @@ from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.model import build
 from mixassay.runners import checkpoint
+from mixassay.runners.ahead import Ahead
 from mixassay.runners.evaluate import Questions, evaluate, means, observe, questions
 from mixassay.runners.graph import Replay
 from mixassay.runners.loss_scale import LossScale
@@ -28,6 +29,7 @@ from mixassay.runners.schedule import schedule
 from mixassay.runners.stack import Mode, Stack
 from mixassay.runners.stream import Stream, changes, decodes, seeds_on
 from mixassay.spec import RunSpec, Stop, digest, problems
+from mixassay.tasks import Rows
 
 LOOK_EVERY = 50
 """Steps between looks at which members have diverged: each look waits for the device."""
@@ -94,21 +96,26 @@ class Training:
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)  # of the peak learning rate
         self.replay = Replay(self._update, device)
         self.drawings: dict[int, Replay] = {}
+        self.ahead = Ahead(self._draw, self.stream.steps, device)
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
         self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
 
     def advance(self) -> None:
         """One step of every member."""
         start = time.perf_counter()
-        seeds = tuple(member.spec.seed for member in self.members)
-        rows = self._drawing(self.stream.cell_at(self.step))(*self.stream.numbers(self.step, seeds, self.device))
-        M = len(self.members)
-        self.replay(*(torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels)))
+        M, rows = len(self.members), self.ahead.rows(self.step)
+        asked = (torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels))
+        self.replay(*asked, taken=self.ahead.taken)
         self.loss_steps += 1
         self.step += 1
         if self.device != "cpu" and self._due(LOOK_EVERY):
             torch.cuda.synchronize()
         self._charge(time.perf_counter() - start, training=True)
+
+    def _draw(self, step: int) -> Rows:
+        seeds = tuple(member.spec.seed for member in self.members)
+        rows: Rows = self._drawing(self.stream.cell_at(step))(*self.stream.numbers(step, seeds, self.device))
+        return rows
 
     def _drawing(self, cell: int) -> Replay:
         """Numbers and seeds of rows -> the rows, of one cell of the mixture."""
@@ -294,6 +301,7 @@ class Training:
         self.stack.keep(rows)
         self.optim.keep(rows)
         self.loss_scale.keep(rows)
+        self.ahead.forget()
         self.replay.forget()
         self.drawings.clear()
 

@@ -1,6 +1,7 @@
 """Steps that a GPU replays are the steps as written."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from mixassay.spec import RunSpec
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def spec(mixer: str, seed: int) -> RunSpec:
+def spec(mixer: str, seed: int, **train: Any) -> RunSpec:
     given = {
         "task": {"name": "mqar", "vocab_size": 64, "seq_len": 32, "num_kv": 4, "valid_examples": 8, "test_examples": 8},
         "mixer": {"name": mixer},
         "model": {"d_model": 16, "hybrid": {"name": "base_conv"}, "dropout": 0.1},
-        "train": {"steps": 12, "batch_size": 8, "lr": 0.01, "warmup": 0.2},
+        "train": {"steps": 12, "batch_size": 8, "lr": 0.01, "warmup": 0.2} | train,
         "seed": seed,
         "suite": "test",
     }
@@ -30,6 +31,32 @@ def test_on_a_cpu_the_step_is_simply_called():
     Replay(lambda x, y: seen.append((x, y)), "cpu")(torch.ones(2), None)
     assert len(seen) == 1
     assert Replay(lambda x: x + 1, "cpu")(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_a_replay_says_when_its_inputs_may_be_overwritten():
+    order = []
+    Replay(lambda x: order.append("step"), "cpu")(torch.ones(2), taken=lambda: order.append("taken"))
+    assert order == ["step", "taken"]
+
+
+@gpu
+@pytest.mark.gpu
+def test_rows_drawn_ahead_are_those_of_their_step():
+    """Also when a member ends early, and its rows with it."""
+    ends = []
+    for ahead in (True, False):
+        goal = [None, {"metric": "valid/loss", "below": 100.0}]
+        members = [spec("attention", seed, stop=stop) for seed, stop in enumerate(goal)]
+        training = Training(members, "cuda")
+        training.eval_every = 6
+        if not ahead:
+            training.ahead.stream = None
+        while training.members:
+            training.advance()
+            training.settle()
+        ends.append([(o.spec.seed, o.stopped, o.weights) for o in training.finished])
+    assert ends[0] == ends[1]
+    assert [stopped["step"] for _, stopped, _ in ends[0]] == [6, 12]
 
 
 @gpu
