@@ -56,6 +56,13 @@ def _ranks(starts, at, n, filled, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.c
 
 
 @triton.jit
+def _read(numbers, weights, row, keep, C: tl.constexpr):
+    """The number of a state that a tile reads, and the weights; loaded a turn ahead, they keep nobody waiting."""
+    number = tl.load(numbers + row, mask=keep, other=0)
+    return number, tl.load(weights + row * C + tl.arange(0, C), mask=keep, other=0.0)
+
+
+@triton.jit
 def _load_state(states, number, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
     at, keep = state_at(K, V, BK, BV)
     at += states + number * K * V
@@ -165,11 +172,12 @@ def read_kernel(
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     rows = (head * NT + n) * SLOTS
     out = tl.zeros([C, BV], dtype=ACC)
+    number, w = _read(numbers, weights, rows + first, first < last, C)
     for r in range(first, last):
-        number = head * SPACE + tl.load(numbers + rows + r)
-        S = _load_state(states, number, K, V, BK, BV)
-        w = tl.load(weights + (rows + r) * C + i)
+        S = _load_state(states, head * SPACE + number, K, V, BK, BV)
+        number, ahead = _read(numbers, weights, rows + r + 1, r + 1 < last, C)
         out += tl.dot(qs, S, input_precision=PREC, out_dtype=ACC) * w[:, None]
+        w = ahead
     if filled:
         store_heads(past, out, row, h, i, left, H, V, BV)
 
@@ -184,7 +192,7 @@ def pull_kernel(
     states,
     weights,
     past,  # [B, T, H, K]: dq of the past, without scale
-    reads,  # [B H, NT, SLOTS, C]: q_t^T S_r do_t
+    reads,  # [B H, NT, C, SLOTS]: q_t^T S_r do_t
     T,
     NT,
     H,
@@ -214,17 +222,22 @@ def pull_kernel(
     dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
     rows = (head * NT + n) * SLOTS
     dqs = tl.zeros([C, BK], dtype=ACC)
+    read = tl.zeros([C, BS], dtype=ACC)
+    columns = tl.arange(0, BS)[None, :]
+    number, w = _read(numbers, weights, rows + first, first < last, C)
     for r in range(first, last):
-        number = head * SPACE + tl.load(numbers + rows + r)
-        S = _load_state(states, number, K, V, BK, BV)
+        S = _load_state(states, head * SPACE + number, K, V, BK, BV)
         x = tl.dot(dos, tl.trans(S), input_precision=PREC, out_dtype=ACC)
         if TWICE:
-            S = _load_state(states, N.to(tl.int64) * SPACE + number, K, V, BK, BV)
+            S = _load_state(states, (N + head) * SPACE + number, K, V, BK, BV)
             x = tl.dot(dos, tl.trans(S), acc=x, input_precision=PREC, out_dtype=ACC)
-        w = tl.load(weights + (rows + r) * C + i)
+        number, ahead = _read(numbers, weights, rows + r + 1, r + 1 < last, C)
         dqs += x * w[:, None]
-        tl.store(reads + (rows + r) * C + i, tl.sum(x * qs, 1))
+        read = tl.where(columns == r, tl.sum(x * qs, 1)[:, None], read)
+        w = ahead
     if filled:
+        at = reads + ((head * NT + n) * C + i)[:, None] * SLOTS + columns
+        tl.store(at, read, mask=columns < SLOTS)
         store_heads(past, dqs, row, h, i, left, H, K, BK)
 
 
@@ -278,6 +291,7 @@ def push_kernel(
         i = tl.arange(0, C)
         weights = turned + (head * NT * SLOTS + tl.load(place + head * ROOM + state)) * C + i
         each = N.to(tl.int64) * NT * SLOTS * C
+        kk = tl.arange(0, BK)
         dS = tl.zeros([BK, BV], dtype=ACC)
         if GATE:
             dS_up = tl.zeros([BK, BV], dtype=ACC)
@@ -285,7 +299,8 @@ def push_kernel(
         for n in range(start, stop):
             row = b * T + n * C
             left = T - n * C
-            qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK)).to(ACC)
+            at = q + ((row + i)[None, :] * (H // R) + h // R) * K + kk[:, None]  # transposed as it is loaded
+            qs = tl.load(at, mask=(i < left)[None, :] & (kk < K)[:, None], other=0.0).to(ACC)
             dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
             w = tl.load(weights + n * C)
             dS = _add(qs * w[None, :], dos, dS, TWICE, DOT, ACC, PREC)
@@ -339,14 +354,14 @@ def rank_kernel(
     live = (i < left)[:, None] & (r < SLOTS)[None, :]
     fewer = live & (r > 0)[None, :]
     newer = tl.load(starts + at - 1, mask=fewer, other=T)
-    reads += (head * NT + n) * SLOTS * C + i
+    reads += ((head * NT + n) * C + i) * SLOTS
     if DECAY:
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
         before = tl.load(P + head * (NT + 1) + n)
     dw = tl.zeros([C, BS], dtype=ACC)
     for rank in range(first, last):
         end = tl.load(starts + begin + rank - 1, mask=rank > 0, other=n * C)
-        x = tl.load(reads + rank * C)
+        x = tl.load(reads + rank)
         if DECAY:
             x *= weight((before - decay_to(end, G, P, head, T, NT, C)).to(to.dtype) + to, ACC)
         dw += tl.where((st < end) & (end <= newer), x[:, None], 0.0)
