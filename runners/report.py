@@ -8,7 +8,7 @@ table is plain data; `render.py` writes it down.
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, s
         entries=entries,
         tuned=tuple(sweep.tuned),
         caption=tuple(_caption(sweep, all_runs)),
-        warnings=tuple(_warnings(all_runs, tuning)),
+        warnings=(*_warnings(all_runs, tuning), *_tuned_by_fewer(sweep, all_runs, tuning)),
     )
 
 
@@ -230,8 +230,9 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         data = sorted({record.data for record in used})
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
     older = [str(runs.cell) for runs in all_runs if runs.older]
-    if older:
-        lines.append(f"† made by older code than the present: {'; '.join(older)}.")
+    if older:  # each is marked in the table, too
+        which = "; ".join(older) if len(older) < 4 else f"{len(older)} of {len(all_runs)} cells"
+        lines.append(f"† made by older code than the present: {which}.")
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
 
 
@@ -262,6 +263,20 @@ def _at_the_end(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         if names:
             found.append(f"{path} is at an end of its values, and a better one may lie beyond: {'; '.join(names)}.")
     return found
+
+
+def _tuned_by_fewer(sweep: Sweep, all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Cells whose choice is older than the file's list of tuning seeds."""
+    if sweep.select is None:
+        return
+    found: dict[str, list[str]] = {}
+    for runs in all_runs:
+        seeds = {r.seed for r in tuning.get(runs.cell.cell, ()) if runs.records and r.tuned == runs.records[0].tuned}
+        if seeds and not set(sweep.select.seeds) <= seeds:
+            found.setdefault(spans(sorted(seeds)), []).append(str(runs.cell))
+    for seeds_used, names in found.items():
+        which = "; ".join(names) if len(names) < 4 else f"{len(names)} of {len(all_runs)} cells"
+        yield f"chosen with tuning seeds {seeds_used}, not {spans(sweep.select.seeds)} as the file has it now: {which}"
 
 
 def _commit(record: RunRecord) -> str:

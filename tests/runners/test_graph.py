@@ -1,25 +1,24 @@
 """Steps that a GPU replays are the steps as written."""
 
 import logging
-from typing import Any
 
 import pytest
 import torch
 
 from mixassay.runners import graph
 from mixassay.runners.graph import Replay
-from mixassay.runners.training import Training
+from mixassay.runners.training import End, Training
 from mixassay.spec import RunSpec
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def spec(mixer: str, seed: int, **train: Any) -> RunSpec:
+def spec(mixer: str, seed: int) -> RunSpec:
     given = {
         "task": {"name": "mqar", "vocab_size": 64, "seq_len": 32, "num_kv": 4, "valid_examples": 8, "test_examples": 8},
         "mixer": {"name": mixer},
         "model": {"d_model": 16, "hybrid": {"name": "base_conv"}, "dropout": 0.1},
-        "train": {"steps": 12, "batch_size": 8, "lr": 0.01, "warmup": 0.2} | train,
+        "train": {"steps": 12, "batch_size": 8, "lr": 0.01, "warmup": 0.2},
         "seed": seed,
         "suite": "test",
     }
@@ -41,13 +40,17 @@ def test_a_replay_says_when_its_inputs_may_be_overwritten():
 
 @gpu
 @pytest.mark.gpu
-def test_rows_drawn_ahead_are_those_of_their_step():
+def test_rows_drawn_ahead_are_those_of_their_step(monkeypatch):
     """Also when a member ends early, and its rows with it."""
-    ends = []
+    judge, ends = Training._judge, []
+
+    def early(self, i, valid):
+        end = judge(self, i, valid)
+        return End(self.step, "early") if self.members[i].spec.seed == 1 and self.step == 6 else end
+
+    monkeypatch.setattr(Training, "_judge", early)
     for ahead in (True, False):
-        goal = [None, {"metric": "valid/loss", "below": 100.0}]
-        members = [spec("attention", seed, stop=stop) for seed, stop in enumerate(goal)]
-        training = Training(members, "cuda")
+        training = Training([spec("attention", seed) for seed in range(3)], "cuda")
         training.eval_every = 6
         if not ahead:
             training.ahead.stream = None
@@ -56,7 +59,7 @@ def test_rows_drawn_ahead_are_those_of_their_step():
             training.settle()
         ends.append([(o.spec.seed, o.stopped, o.weights) for o in training.finished])
     assert ends[0] == ends[1]
-    assert [stopped["step"] for _, stopped, _ in ends[0]] == [6, 12]
+    assert [stopped["step"] for _, stopped, _ in ends[0]] == [6, 12, 12]
 
 
 @gpu

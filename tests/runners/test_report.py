@@ -266,6 +266,17 @@ def test_tuned_values_the_rule_and_unequal_grids_are_told(load, record_of):
     assert "mixer=mamba2: 1" in warning
 
 
+def test_a_choice_by_fewer_tuning_seeds_than_the_file_has_now_is_told(load, record_of):
+    sweep = load(SELECT)
+    one, *_ = sweep.cells()
+    found = []
+    for cell in sweep.cells():
+        found += [record_of(run, 0.3 + run.seed / 100) for run in sweep.reported(cell, {"train.lr": 0.01})]
+        found += [record_of(run, 0.2) for run in sweep.tuning(cell) if run.seed == 100 or cell is not one]
+    (warning,) = report.build(sweep, found).warnings
+    assert warning == f"chosen with tuning seeds 100, not 100-101 as the file has it now: {one}"
+
+
 def test_a_choice_at_an_end_of_the_values_is_told(load, record_of):
     """attention is there too, and solves the task; linear_attention is in the middle."""
     sweep = load("sweep.select={axes: {train.lr: [1e-3, 1e-2, 1e-1]}, seeds: [100]}")
