@@ -203,6 +203,13 @@ def _older(end, begins, n, NT, HEIGHTS, C: tl.constexpr):
 
 
 @triton.jit
+def _rows(filled, n, T, C: tl.constexpr, TREE: tl.constexpr):
+    """How many rows of tile n a kernel for one way of reading has: none of a head that takes the other way."""
+    mine = (filled == 0) if TREE else filled
+    return tl.where(mine, T - n * C, 0)
+
+
+@triton.jit
 def _since(end, n, G, P, head, T, NT, C: tl.constexpr, SUM: tl.constexpr):
     """Log decay from token `end` to tile n."""
     return (tl.load(P + head * (NT + 1) + n) - decay_to(end, G, P, head, T, NT, C)).to(SUM)
@@ -218,6 +225,24 @@ def _decayed(A, to, G, P, head, n, p, T, NT, C: tl.constexpr, DECAY: tl.constexp
         since -= tl.load(G + head * T + j, mask=j < T, other=0.0)
         A *= weight(to[:, None] + since[None, :], ACC)
     return tl.where(t[:, None] >= j[None, :], A, 0.0)
+
+
+@triton.jit
+def _read_pairs(
+    out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, p, left, T, NT, H, R,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BS: tl.constexpr,
+    C: tl.constexpr, DECAY: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """out of tile n and what its tokens, of which there are `left`, read of those of tile p."""
+    i = tl.arange(0, C)
+    there = b * T + p * C
+    ks = load_heads(k, there, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+    A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+    A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
+    opened = inner_starts(until, there, h, i, T - p * C, H)
+    AM = weighed(A, st, rank_scale, opened, b * T + n * C, h, left, n * C, p * C, H, C, BS, SLOTS)
+    vs = load_heads(v, there, h, i, T - p * C, H, V, BV).to(DOT)
+    return tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
 
 
 @kernel
@@ -253,11 +278,12 @@ def output_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     head, b, h, n = tile_of(H, NT)
     first = b * T
     row = first + n * C
-    left = T - n * C
+    left = _rows(fits(news, head, NT, ROOM), n, T, C, TREE)
     i = tl.arange(0, C)
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
@@ -266,29 +292,30 @@ def output_kernel(
     if DECAY:
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
     out = tl.zeros([C, BV], dtype=ACC)
-    filled = fits(news, head, NT, ROOM)
-    end = (n + 1) * C
-    while end > tl.where(filled, n * C, 0):
-        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-        if node >= 0:
-            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-            if DECAY:
-                w *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
-            out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
-        else:
-            p = begin // C
-            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
-            AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
-            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
-            out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
-        end = begin
-    out += load_heads(past, row, h, i, tl.where(filled, left, 0), H, V, BV)
+    if not TREE:
+        out = _read_pairs(
+            out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, n, left, T, NT, H, R,
+            K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
+        )  # fmt: skip
+        out += load_heads(past, row, h, i, left, H, V, BV)
+    else:
+        end = tl.where(left > 0, (n + 1) * C, 0)
+        while end > 0:
+            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            if node >= 0:
+                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+                at, keep = state_at(K, V, BK, BV)
+                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                if DECAY:
+                    w *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
+                out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
+            else:
+                out = _read_pairs(
+                    out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, begin // C, left, T, NT, H, R,
+                    K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
+                )  # fmt: skip
+            end = begin
     store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
@@ -430,6 +457,27 @@ def node_kernel(
             tl.store(at + 2 * each, dS_down, mask=keep)
 
 
+@triton.jit
+def _pull_pairs(
+    dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, p, left, T, NT, H, R,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BS: tl.constexpr,
+    C: tl.constexpr, DECAY: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """The gradients of that: of q, and the sums of F up to where each slot starts and of all tokens."""
+    i = tl.arange(0, C)
+    there = b * T + p * C
+    ks = load_heads(k, there, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+    vs = load_heads(v, there, h, i, T - p * C, H, V, BV).to(DOT)
+    dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+    dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
+    F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+    opened = inner_starts(until, there, h, i, T - p * C, H)
+    total += tl.sum(F, 1)
+    before += up_to_starts(F, st, opened, n * C, p * C, C)
+    dAM = weighed(dA, st, rank_scale, opened, b * T + n * C, h, left, n * C, p * C, H, C, BS, SLOTS)
+    return tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC), before, total
+
+
 @kernel
 def query_kernel(
     q,
@@ -466,11 +514,12 @@ def query_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     head, b, h, n = tile_of(H, NT)
     first = b * T
     row = first + n * C
-    left = T - n * C
+    left = _rows(fits(news, head, NT, ROOM), n, T, C, TREE)
     i = tl.arange(0, C)
     r = tl.arange(0, BS)
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
@@ -482,36 +531,34 @@ def query_kernel(
     dqs = tl.zeros([C, BK], dtype=ACC)
     before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
     total = tl.zeros([C], dtype=ACC)
-    filled = fits(news, head, NT, ROOM)
-    end = (n + 1) * C
-    while end > tl.where(filled, n * C, 0):
-        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-        if node >= 0:
-            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-            x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-            if DECAY:
-                x *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)[:, None]
-            dqs += x * w[:, None]
-            read = tl.sum(x * qs.to(ACC), 1)
-            before += tl.where(st >= end, read[:, None], 0.0)
-            total += read
-        else:
-            p = begin // C
-            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
-            dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-            dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-            F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
-            total += tl.sum(F, 1)
-            before += up_to_starts(F, st, opened, n * C, p * C, C)
-            dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
-            dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
-        end = begin
-    dqs += load_heads(past, row, h, i, tl.where(filled, left, 0), H, K, BK)
+    if not TREE:
+        dqs, before, total = _pull_pairs(
+            dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, n, left, T, NT, H, R,
+            K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
+        )  # fmt: skip
+        dqs += load_heads(past, row, h, i, left, H, K, BK)
+    else:
+        end = tl.where(left > 0, (n + 1) * C, 0)
+        while end > 0:
+            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            if node >= 0:
+                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+                at, keep = state_at(K, V, BK, BV)
+                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                if DECAY:
+                    x *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)[:, None]
+                dqs += x * w[:, None]
+                read = tl.sum(x * qs.to(ACC), 1)
+                before += tl.where(st >= end, read[:, None], 0.0)
+                total += read
+            else:
+                dqs, before, total = _pull_pairs(
+                    dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, begin // C, left,
+                    T, NT, H, R, K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
+                )  # fmt: skip
+            end = begin
     store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
     store_heads(drank_scale, by_slot(before, total, C, BS) * scale, row, h, i, left, H, SLOTS, BS)
 
@@ -557,6 +604,7 @@ def key_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """For the tokens of tile m: tiles that read them one by one, then the nodes that they are part of."""
     index = tl.program_id(0).to(tl.int64)
@@ -565,13 +613,13 @@ def key_kernel(
     first = b * T
     i = tl.arange(0, C)
     j = m * C + i
-    here = T - m * C
+    here = _rows(fits(news, head, NT, ROOM), m, T, C, TREE)
     r = tl.arange(0, BS)
     ks = load_heads(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
     vs = load_heads(v, first + m * C, h, i, here, H, V, BV).to(DOT)
     if DECAY:
         at_P = P + head * (NT + 1)
-        since = tl.load(G + head * T + j, mask=j < T, other=0.0)
+        since = tl.load(G + head * T + j, mask=i < here, other=0.0)
     opened = inner_starts(until, first + m * C, h, i, here, H)
     latest = tl.max(opened)
     dks = tl.zeros([C, BK], dtype=ACC)
@@ -579,10 +627,9 @@ def key_kernel(
     column = tl.zeros([C], dtype=ACC)
     column_up = tl.zeros([C], dtype=ACC)
     column_down = tl.zeros([C], dtype=ACC)
-    filled = fits(news, head, NT, ROOM)
     stop = m + 1
-    if not filled:
-        stop = tl.load(spans + head * NODES + m)
+    if TREE:
+        stop = tl.load(spans + head * NODES + m, mask=here > 0, other=0)
     for n in range(m, stop):
         t = n * C + i
         left = T - n * C
@@ -639,41 +686,43 @@ def key_kernel(
     dtree += head * SPACE * K * V
     more = N.to(tl.int64) * SPACE * K * V
     state = tl.zeros([], dtype=tl.int32)
-    last = state + 1
-    if filled:
+    last = state + (here > 0)
+    if not TREE:
         state = tl.load(news + head * (NT + 2) + m + 1)
-        last = tl.load(news + head * (NT + 2) + m + 2)
+        last = tl.load(news + head * (NT + 2) + m + 2, mask=here > 0, other=0)
     while state < last:  # states that have own tokens of this tile, or once all nodes that it is part of
         begin = m * C
         end = m * C + C
-        if filled:
+        if not TREE:
             begin = field(table, head, state, ROOM, BEGIN)
             end = field(table, head, state, ROOM, END)
         if end > m * C:
-            dS = tl.zeros([BK, BV], dtype=ACC)
-            if GATE:
-                dS_up = tl.zeros([BK, BV], dtype=ACC)
-                dS_down = tl.zeros([BK, BV], dtype=ACC)
-            offset = tl.zeros([], dtype=tl.int32)
-            for height in range(0, tl.where(filled, 1, HEIGHTS)):
-                number = m >> height
-                place = tl.full([], -1, dtype=tl.int32)
-                e = tl.full([], 1.0, dtype=ACC)
-                if filled:
-                    place = state
-                elif number < (NT >> height):
-                    reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-                    if reads < stops:
-                        place = offset + number
-                        if DECAY:
-                            e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
-                if place >= 0:
-                    x = dtree + place.to(tl.int64) * K * V + at
-                    dS += tl.load(x, mask=keep, other=0.0) * e
-                    if GATE:
-                        dS_up += tl.load(x + more, mask=keep, other=0.0) * e
-                        dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
-                offset += NT >> height
+            if not TREE:
+                x = dtree + state.to(tl.int64) * K * V + at
+                dS = tl.load(x, mask=keep, other=0.0)
+                if GATE:
+                    dS_up = tl.load(x + more, mask=keep, other=0.0)
+                    dS_down = tl.load(x + 2 * more, mask=keep, other=0.0)
+            else:
+                dS = tl.zeros([BK, BV], dtype=ACC)
+                if GATE:
+                    dS_up = tl.zeros([BK, BV], dtype=ACC)
+                    dS_down = tl.zeros([BK, BV], dtype=ACC)
+                offset = tl.zeros([], dtype=tl.int32)
+                for height in range(0, HEIGHTS):
+                    number = m >> height
+                    if number < (NT >> height):
+                        reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+                        if reads < stops:
+                            e = tl.full([], 1.0, dtype=ACC)
+                            if DECAY:
+                                e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
+                            x = dtree + (offset + number).to(tl.int64) * K * V + at
+                            dS += tl.load(x, mask=keep, other=0.0) * e
+                            if GATE:
+                                dS_up += tl.load(x + more, mask=keep, other=0.0) * e
+                                dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
+                    offset += NT >> height
             e = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
             if DECAY:
                 e *= weight((decay_to(end, G, P, head, T, NT, C) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
@@ -692,12 +741,12 @@ def key_kernel(
     if DECAY or GATE:
         at_u = u + head * T + j
     if DECAY:
-        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column, mask=j < T)
+        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column, mask=i < here)
     if GATE:
         at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_up, mask=j < T)
+        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_up, mask=i < here)
         at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=j < T, other=0.0) - column_down, mask=j < T)
+        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_down, mask=i < here)
 
 
 class Plan(NamedTuple):
@@ -743,7 +792,8 @@ def forward(
     o = torch.empty_like(call.v)
     past = torch.empty_like(o, dtype=call.acc)
     call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past)
-    call.launch(output_kernel, call.tiles, tree=tree, past=past, o=o)
+    for TREE in (False, True):
+        call.launch(output_kernel, call.tiles, tree=tree, past=past, o=o, TREE=TREE)
     return o
 
 
@@ -783,9 +833,13 @@ def backward(
     reads, past = torch.empty_like(weights), torch.empty_like(dq, dtype=call.acc)
     call.launch(pull_kernel, call.tiles, states=states, weights=weights, past=past, reads=reads, do=do, **wanted)
     pull = wanted | {"num_warps": call.pull_warps}
-    call.launch(query_kernel, call.tiles, tree=tree, past=past, do=do, dq=dq, drank_scale=dweights, **pull)
+    for TREE in (False, True):
+        pull["TREE"] = TREE
+        call.launch(query_kernel, call.tiles, tree=tree, past=past, do=do, dq=dq, drank_scale=dweights, **pull)
     call.launch(rank_kernel, call.tiles, reads=reads, drank_scale=dweights, u=u, **wanted)
-    call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
+    for TREE in (False, True):
+        pull["TREE"] = TREE
+        call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
     dg, dgate = sums(u, None, call.log_decay, call.given["until"], gated)
     if not alone:
         dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))
