@@ -32,16 +32,9 @@ from mixassay.kernels.dla.slot_states_triton import (
     kernel,
     parts,
     state_at,
+    tile_of,
 )
 from mixassay.kernels.dla.weights_triton import by_rank
-
-
-@triton.jit
-def tile_of(H, NT):
-    """Head in all, its batch row and number, and the tile: the last tiles, which have most to read, come first."""
-    index = tl.program_id(0).to(tl.int64)
-    head, n = index // NT, (NT - 1 - index % NT).to(tl.int32)
-    return head, head // H, head % H, n
 
 
 @triton.jit

@@ -32,6 +32,14 @@ kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "ROOM", "SPACE"
 
 
 @triton.jit
+def tile_of(H, NT):
+    """Head in all, its batch row and number, and the tile: the last tiles, which have most to read, come first."""
+    index = tl.program_id(0).to(tl.int64)
+    head, n = index // NT, (NT - 1 - index % NT).to(tl.int32)
+    return head, head // H, head % H, n
+
+
+@triton.jit
 def fits(news, head, NT, ROOM):
     """Whether all states of this head have room."""
     return tl.load(news + head * (NT + 2) + NT) <= ROOM

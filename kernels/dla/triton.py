@@ -12,14 +12,9 @@ j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K
 Up to 1024 tokens all pairs of tiles are computed (`pairs_triton.py`). Beyond, tile n has pairs with itself only, and
 reads each slot that its first token finds before it as one state, wherever in a tile the slot begins: most are what the
 tile before found too (`slot_states_triton.py`). Slots that meet within the tile are two states with one weight. Who
-reads a state is one run of tiles, and its gradient one sum over them.
-
-A head with so many boundaries that there is no room for its states takes a tree instead. Slots only ever meet, so tiles
-that lie in one slot once do so for good. A binary tree has the states of 2^h tiles side by side; tile n reads, from its
-own start back, the largest node that ends there and lies within one slot, or, where not even a tile does, that tile's
-pairs (`weights_triton.py`). Who reads a node is again one run of tiles: from the first that finds it in one slot
-(`span_kernel`) to the last that does not find its parent so. A tile's gradient is the sum over the nodes that it is
-part of.
+reads a state is one run of tiles, and its gradient one sum over them (`slot_reads_triton.py`). A head with so many
+boundaries that there is no room for its states takes a tree instead (`tree_triton.py`). Here are the pairs of a tile
+with itself, and the order of all.
 
 The two sides of u are sums over differently made states, and cancel: where u is wanted, products with states are of two
 bfloat16 parts, high and low, so that both sides hold the same numbers.
@@ -50,7 +45,6 @@ from mixassay.kernels.dla.slot_reads_triton import (
     push_kernel,
     rank_kernel,
     read_kernel,
-    tile_of,
     weight_kernel,
 )
 from mixassay.kernels.dla.slot_states_triton import (
@@ -67,23 +61,26 @@ from mixassay.kernels.dla.slot_states_triton import (
     join_kernel,
     own_kernel,
     state_at,
+    tile_of,
+)
+from mixassay.kernels.dla.tree_triton import (
+    leaf_kernel,
+    node_kernel,
+    span_kernel,
+    tree_key_kernel,
+    tree_output_kernel,
+    tree_query_kernel,
+    up_kernel,
 )
 from mixassay.kernels.dla.weights_triton import (
-    by_rank,
-    by_slot,
-    inner,
     inner_starts,
-    pick,
-    rank_of,
-    ranks,
-    up_to_starts,
-    weighed,
-    weight_at,
-    weights_at,
+    own_sums,
+    own_weighed,
+    own_weights,
 )
 
 # Compiled once, whatever the sizes.
-kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT", "ROOM", "SPACE"])
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "ROOM", "SPACE"])
 
 
 @kernel
@@ -97,152 +94,15 @@ def decay_kernel(log_decay, G, totals, T, NT, H, C: tl.constexpr, SUM: tl.conste
     tl.store(totals + head * NT + n, tl.sum(g))
 
 
-@kernel
-def leaf_kernel(
-    k,
-    v,
-    G,
-    P,
-    news,
-    tree,  # [B H, SPACE, K, V]
-    T,
-    NT,
-    H,
-    R,
-    ROOM,
-    SPACE,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    DECAY: tl.constexpr,
-    TWICE: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """A tile's own state at its end."""
-    head, b, h, n = tile_of(H, NT)
-    if not fits(news, head, NT, ROOM):
-        row = b * T + n * C
-        left = T - n * C
-        i = tl.arange(0, C)
-        ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-        vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
-        if DECAY:
-            at_P = P + head * (NT + 1) + n
-            total = tl.load(at_P + 1) - tl.load(at_P)
-            Gs = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-            vs *= weight(total.to(Gs.dtype) - Gs, ACC)[:, None]
-        S = dot(tl.trans(ks), vs, tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
-        at, keep = state_at(K, V, BK, BV)
-        tl.store(tree + (head * SPACE + n) * K * V + at, S, mask=keep)
-
-
-@kernel
-def up_kernel(
-    tree,
-    P,
-    news,
-    NT,
-    HEIGHT,
-    below,
-    here,
-    ROOM,
-    SPACE,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DECAY: tl.constexpr,
-):
-    """The nodes of 2^HEIGHT tiles; `below` and `here` are where the nodes of a height begin."""
-    count = NT >> HEIGHT
-    index = tl.program_id(0).to(tl.int64)
-    block, index = index % tl.cdiv(SIZE, BLOCK), index // tl.cdiv(SIZE, BLOCK)
-    head, node = index // count, index % count
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    keep = at < SIZE
-    if not fits(news, head, NT, ROOM):
-        child = tree + (head * SPACE + below + 2 * node) * SIZE + at
-        S = tl.load(child, mask=keep, other=0.0)
-        if DECAY:
-            at_P = P + head * (NT + 1) + (2 * node + 1 << HEIGHT - 1)
-            S *= weight(tl.load(at_P + (1 << HEIGHT - 1)) - tl.load(at_P), S.dtype)
-        S += tl.load(child + SIZE, mask=keep, other=0.0)
-        tl.store(tree + (head * SPACE + here + node) * SIZE + at, S, mask=keep)
-
-
 @triton.jit
-def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
-    """Height (-1: not even a tile) and place in the tree of the largest node that ends with tile p - 1 and lies within
-    the slot that begins at token `begin`."""
-    h = tl.full([], -1, dtype=tl.int32)
-    offset = tl.zeros([], dtype=tl.int32)
-    if (p - 1) * C >= begin:
-        h += 1
-        while (h + 1 < HEIGHTS) & ((p >> h) & 1 == 0) & ((p - (2 << h)) * C >= begin):
-            offset += NT >> h
-            h += 1
-    return h, offset + (p >> tl.maximum(h, 0)) - 1
-
-
-@triton.jit
-def _older(end, begins, n, NT, HEIGHTS, C: tl.constexpr):
-    """What tile n reads of the tokens before `end`: the node (-1: a tile's pairs), and the first token that it has.
-    `begins` are the slots that the tile's first token finds."""
-    node = tl.full([], -1, dtype=tl.int32)
-    begin = (end - 1) // C * C
-    # The reduction stands outside of the condition: inside, ptxas 12.8 let another predicate than that decide.
-    start = tl.max(tl.where(begins < end, begins, 0))
-    if end <= n * C:
-        height, place = _node(start, end // C, NT, HEIGHTS, C)
-        if height >= 0:
-            node = place
-            begin = end - (C << height)
-    return node, begin
-
-
-@triton.jit
-def _rows(filled, n, T, C: tl.constexpr, TREE: tl.constexpr):
-    """How many rows of tile n a kernel for one way of reading has: none of a head that takes the other way."""
-    mine = (filled == 0) if TREE else filled
-    return tl.where(mine, T - n * C, 0)
-
-
-@triton.jit
-def _since(end, n, G, P, head, T, NT, C: tl.constexpr, SUM: tl.constexpr):
-    """Log decay from token `end` to tile n."""
-    return (tl.load(P + head * (NT + 1) + n) - decay_to(end, G, P, head, T, NT, C)).to(SUM)
-
-
-@triton.jit
-def _decayed(A, to, G, P, head, n, p, T, NT, C: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """A [t, j] of tiles n and p times e^{G_t - G_j} for j <= t, else 0; `to` is what G has of tile n."""
-    t = n * C + tl.arange(0, C)
-    j = p * C + tl.arange(0, C)
+def _decays(G, head, n, t, j, left, T, C: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
+    """e^{G_t - G_j} of the tokens of tile n, 0 where j is behind t: [t, j] or [j, t], as t and j are."""
+    D = (t >= j).to(ACC)
     if DECAY:
-        since = (tl.load(P + head * (NT + 1) + n) - tl.load(P + head * (NT + 1) + p)).to(to.dtype)
-        since -= tl.load(G + head * T + j, mask=j < T, other=0.0)
-        A *= weight(to[:, None] + since[None, :], ACC)
-    return tl.where(t[:, None] >= j[None, :], A, 0.0)
-
-
-@triton.jit
-def _read_pairs(
-    out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, p, left, T, NT, H, R,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BS: tl.constexpr,
-    C: tl.constexpr, DECAY: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """out of tile n and what its tokens, of which there are `left`, read of those of tile p."""
-    i = tl.arange(0, C)
-    there = b * T + p * C
-    ks = load_heads(k, there, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-    A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-    A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-    opened = inner_starts(until, there, h, i, T - p * C, H)
-    AM = weighed(A, st, rank_scale, opened, b * T + n * C, h, left, n * C, p * C, H, C, BS, SLOTS)
-    vs = load_heads(v, there, h, i, T - p * C, H, V, BV).to(DOT)
-    return tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
+        G += head * T + n * C
+        to = tl.load(G + t, mask=t < left, other=0.0)
+        D = tl.where(t >= j, weight(to - tl.load(G + j, mask=j < left, other=0.0), ACC), 0.0)
+    return D
 
 
 @kernel
@@ -256,7 +116,6 @@ def output_kernel(
     G,
     P,  # [B H, NT + 1]: log decay before each tile, float64
     news,
-    tree,
     past,
     o,
     scale,
@@ -265,8 +124,6 @@ def output_kernel(
     H,
     R,
     ROOM,
-    SPACE,
-    HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -278,204 +135,21 @@ def output_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
-    TREE: tl.constexpr,
 ):
     head, b, h, n = tile_of(H, NT)
-    first = b * T
-    row = first + n * C
-    left = _rows(fits(news, head, NT, ROOM), n, T, C, TREE)
+    row = b * T + n * C
+    left = tl.where(fits(news, head, NT, ROOM), T - n * C, 0)  # the others take the tree
     i = tl.arange(0, C)
-    r = tl.arange(0, BS)
-    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    to = tl.zeros([C], dtype=ACC)
-    if DECAY:
-        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-    out = tl.zeros([C, BV], dtype=ACC)
-    if not TREE:
-        out = _read_pairs(
-            out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, n, left, T, NT, H, R,
-            K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
-        )  # fmt: skip
-        out += load_heads(past, row, h, i, left, H, V, BV)
-    else:
-        end = tl.where(left > 0, (n + 1) * C, 0)
-        while end > 0:
-            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-            if node >= 0:
-                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-                at, keep = state_at(K, V, BK, BV)
-                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-                if DECAY:
-                    w *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
-                out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
-            else:
-                out = _read_pairs(
-                    out, qs, st, to, k, v, rank_scale, until, G, P, head, b, h, n, begin // C, left, T, NT, H, R,
-                    K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
-                )  # fmt: skip
-            end = begin
+    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
+    opened = inner_starts(until, row, h, i, left, H)
+    A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+    A *= _decays(G, head, n, i[:, None], i[None, :], left, T, C, DECAY, ACC)
+    A = own_weighed(A, starts, rank_scale, opened, row, h, left, n * C, H, C, BS, SLOTS)
+    out = load_heads(past, row, h, i, left, H, V, BV)
+    out += tl.dot(A.to(DOT), vs, input_precision=PREC, out_dtype=ACC)
     store_heads(o, out * scale, row, h, i, left, H, V, BV)
-
-
-@kernel
-def span_kernel(
-    starts,
-    spans,  # [B H, NODES]
-    T,
-    NT,
-    H,
-    NODES,
-    HEIGHTS,
-    SLOTS: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The first tile that finds each node within one slot (NT: none does), by bisection."""
-    index = tl.program_id(0).to(tl.int64)
-    head, index = index // tl.cdiv(NODES, BLOCK), index % tl.cdiv(NODES, BLOCK)
-    b, h = head // H, head % H
-    r = tl.arange(0, BS)
-    node = (index * BLOCK).to(tl.int32) + tl.arange(0, BLOCK)
-    height = tl.zeros([BLOCK], dtype=tl.int32)
-    number = node
-    offset = tl.zeros([], dtype=tl.int32)
-    for m in range(1, HEIGHTS):
-        offset += NT >> m - 1
-        height = tl.where(node >= offset, m, height)
-        number = tl.where(node >= offset, node - offset, number)
-    low = number + 1 << height
-    high = tl.zeros([BLOCK], dtype=tl.int32) + NT
-    begin = (number << height) * C
-    end = low * C
-    step = NT
-    while step > 0:
-        middle = (low + high) // 2
-        searched = low < high
-        at = starts + ((b * T + middle.to(tl.int64) * C) * H + h) * SLOTS
-        slots = tl.load(
-            at[:, None] + r[None, :], mask=(searched & (node < NODES))[:, None] & (r < SLOTS)[None, :], other=0
-        )
-        cut = tl.sum(((slots > begin[:, None]) & (slots < end[:, None])).to(tl.int32), 1) > 0
-        low = tl.where(searched & cut, middle + 1, low)
-        high = tl.where(searched & (cut == 0), middle, high)
-        step = step // 2
-    tl.store(spans + head * NODES + node, low, mask=node < NODES)
-
-
-@triton.jit
-def _readers(spans, height, number, offset, NT, HEIGHTS):
-    """The tiles that read a node, from the first to before the last, if it were for its parent."""
-    stop = tl.full([], 0, dtype=tl.int32) + NT
-    if (height + 1 < HEIGHTS) & ((number >> 1) < (NT >> height + 1)):
-        stop = tl.load(spans + offset + (NT >> height) + (number >> 1))
-    return tl.load(spans + offset + number), stop
-
-
-@kernel
-def node_kernel(
-    q,
-    do,
-    rank_scale,
-    starts,
-    G,
-    P,
-    spans,
-    news,
-    dtree,  # [3 or 1, B H, SPACE, K, V]
-    scale,
-    T,
-    NT,
-    H,
-    R,
-    N,
-    NODES,
-    ROOM,
-    SPACE,
-    HEIGHTS,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    DECAY: tl.constexpr,
-    GATE: tl.constexpr,
-    TWICE: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """The gradient of a node by those who read it; with a gate, also what it were with weights up and down."""
-    index = tl.program_id(0).to(tl.int64)
-    head, node = index // NODES, NODES - 1 - (index % NODES).to(tl.int32)  # those that most tiles read come first
-    b, h = head // H, head % H
-    start = tl.zeros([], dtype=tl.int32)
-    stop = tl.zeros([], dtype=tl.int32)
-    end = tl.zeros([], dtype=tl.int32)
-    if not fits(news, head, NT, ROOM):
-        height = tl.zeros([], dtype=tl.int32)
-        offset = tl.zeros([], dtype=tl.int32)
-        while node - offset >= (NT >> height):
-            offset += NT >> height
-            height += 1
-        number = node - offset
-        start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-        end = (number + 1 << height) * C
-    if start < stop:
-        i = tl.arange(0, C)
-        r = tl.arange(0, BS)
-        dS = tl.zeros([BK, BV], dtype=ACC)
-        if GATE:
-            dS_up = tl.zeros([BK, BV], dtype=ACC)
-            dS_down = tl.zeros([BK, BV], dtype=ACC)
-        for n in range(start, stop):
-            row = b * T + n * C
-            left = T - n * C
-            st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-            qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT))
-            dos = load_heads(do, row, h, i, left, H, V, BV).to(ACC)
-            w, up, down = weights_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            D = tl.zeros([C], dtype=ACC) + scale
-            if DECAY:
-                to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-                D *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)
-            w, up, down = w * D, up * D, down * D
-            dS = dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
-            if GATE:
-                dS_up = dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
-                dS_down = dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
-        at, keep = state_at(K, V, BK, BV)
-        at += dtree + (head * SPACE + node) * K * V
-        tl.store(at, dS, mask=keep)
-        if GATE:
-            each = N.to(tl.int64) * SPACE * K * V
-            tl.store(at + each, dS_up, mask=keep)
-            tl.store(at + 2 * each, dS_down, mask=keep)
-
-
-@triton.jit
-def _pull_pairs(
-    dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, p, left, T, NT, H, R,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BS: tl.constexpr,
-    C: tl.constexpr, DECAY: tl.constexpr, DOT: tl.constexpr, ACC: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """The gradients of that: of q, and the sums of F up to where each slot starts and of all tokens."""
-    i = tl.arange(0, C)
-    there = b * T + p * C
-    ks = load_heads(k, there, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-    vs = load_heads(v, there, h, i, T - p * C, H, V, BV).to(DOT)
-    dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-    dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-    F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-    opened = inner_starts(until, there, h, i, T - p * C, H)
-    total += tl.sum(F, 1)
-    before += up_to_starts(F, st, opened, n * C, p * C, C)
-    dAM = weighed(dA, st, rank_scale, opened, b * T + n * C, h, left, n * C, p * C, H, C, BS, SLOTS)
-    return tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC), before, total
 
 
 @kernel
@@ -489,7 +163,6 @@ def query_kernel(
     G,
     P,
     news,
-    tree,
     past,
     do,
     dq,  # [B, T, H, K]
@@ -500,8 +173,6 @@ def query_kernel(
     H,
     R,
     ROOM,
-    SPACE,
-    HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -510,57 +181,28 @@ def query_kernel(
     BS: tl.constexpr,
     C: tl.constexpr,
     DECAY: tl.constexpr,
-    TWICE: tl.constexpr,
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
-    TREE: tl.constexpr,
 ):
     head, b, h, n = tile_of(H, NT)
-    first = b * T
-    row = first + n * C
-    left = _rows(fits(news, head, NT, ROOM), n, T, C, TREE)
+    row = b * T + n * C
+    left = tl.where(fits(news, head, NT, ROOM), T - n * C, 0)  # the others take the tree
     i = tl.arange(0, C)
-    r = tl.arange(0, BS)
-    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
     dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-    to = tl.zeros([C], dtype=ACC)
-    if DECAY:
-        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-    dqs = tl.zeros([C, BK], dtype=ACC)
-    before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
-    total = tl.zeros([C], dtype=ACC)
-    if not TREE:
-        dqs, before, total = _pull_pairs(
-            dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, n, left, T, NT, H, R,
-            K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
-        )  # fmt: skip
-        dqs += load_heads(past, row, h, i, left, H, K, BK)
-    else:
-        end = tl.where(left > 0, (n + 1) * C, 0)
-        while end > 0:
-            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-            if node >= 0:
-                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-                at, keep = state_at(K, V, BK, BV)
-                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-                x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                if DECAY:
-                    x *= weight(_since(end, n, G, P, head, T, NT, C, to.dtype) + to, ACC)[:, None]
-                dqs += x * w[:, None]
-                read = tl.sum(x * qs.to(ACC), 1)
-                before += tl.where(st >= end, read[:, None], 0.0)
-                total += read
-            else:
-                dqs, before, total = _pull_pairs(
-                    dqs, before, total, qs, dos, st, to, k, v, rank_scale, until, G, P, head, b, h, n, begin // C, left,
-                    T, NT, H, R, K, V, BK, BV, SLOTS, BS, C, DECAY, DOT, ACC, PREC,
-                )  # fmt: skip
-            end = begin
+    opened = inner_starts(until, row, h, i, left, H)
+    dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+    dA *= _decays(G, head, n, i[:, None], i[None, :], left, T, C, DECAY, ACC)
+    F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+    dw = own_sums(F, starts, opened, row, h, left, n * C, H, C, BS, SLOTS)
+    store_heads(drank_scale, dw * scale, row, h, i, left, H, SLOTS, BS)
+    dA = own_weighed(dA, starts, rank_scale, opened, row, h, left, n * C, H, C, BS, SLOTS)
+    dqs = load_heads(past, row, h, i, left, H, K, BK)
+    dqs += tl.dot(dA.to(DOT), ks, input_precision=PREC, out_dtype=ACC)
     store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
-    store_heads(drank_scale, by_slot(before, total, C, BS) * scale, row, h, i, left, H, SLOTS, BS)
 
 
 @kernel
@@ -573,7 +215,6 @@ def key_kernel(
     until,
     G,
     P,
-    spans,
     news,
     table,
     dtree,
@@ -587,10 +228,8 @@ def key_kernel(
     H,
     R,
     N,
-    NODES,
     ROOM,
     SPACE,
-    HEIGHTS,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -604,149 +243,61 @@ def key_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
     PREC: tl.constexpr,
-    TREE: tl.constexpr,
 ):
-    """For the tokens of tile m: tiles that read them one by one, then the nodes that they are part of."""
-    index = tl.program_id(0).to(tl.int64)
-    head, m = index // NT, (index % NT).to(tl.int32)
-    b, h = head // H, head % H
-    first = b * T
+    """For the tokens of tile m: its own tiles' pairs, then the states that have own tokens of it."""
+    head, b, h, m = tile_of(H, NT)
+    row = b * T + m * C
+    left = tl.where(fits(news, head, NT, ROOM), T - m * C, 0)  # the others take the tree
     i = tl.arange(0, C)
-    j = m * C + i
-    here = _rows(fits(news, head, NT, ROOM), m, T, C, TREE)
-    r = tl.arange(0, BS)
-    ks = load_heads(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
-    vs = load_heads(v, first + m * C, h, i, here, H, V, BV).to(DOT)
-    if DECAY:
-        at_P = P + head * (NT + 1)
-        since = tl.load(G + head * T + j, mask=i < here, other=0.0)
-    opened = inner_starts(until, first + m * C, h, i, here, H)
-    latest = tl.max(opened)
-    dks = tl.zeros([C, BK], dtype=ACC)
-    dvs = tl.zeros([C, BV], dtype=ACC)
-    column = tl.zeros([C], dtype=ACC)
-    column_up = tl.zeros([C], dtype=ACC)
-    column_down = tl.zeros([C], dtype=ACC)
-    stop = m + 1
-    if TREE:
-        stop = tl.load(spans + head * NODES + m, mask=here > 0, other=0)
-    for n in range(m, stop):
-        t = n * C + i
-        left = T - n * C
-        row = first + n * C
-        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-        dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-        A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
-        dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
-        D = t[None, :] >= j[:, None]
-        if DECAY:
-            to = tl.load(G + head * T + t, mask=t < T, other=0.0)
-            to += (tl.load(at_P + n) - tl.load(at_P + m)).to(to.dtype)
-            D = tl.where(D, weight(to[None, :] - since[:, None], ACC), 0.0)
-        else:
-            D = D.to(ACC)
-        dA *= D
-        F = A * dA
-        A *= D
-        st = by_rank(starts, row, h, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
-        W = by_rank(rank_scale, row, h, i[None, :], left, r[:, None], H, SLOTS)
-        rank = rank_of(m * C, st, 0)
-        place, several = inner(opened, n * C, C)
-        if several:
-            each = ranks(rank, opened, t, j, 0)
-            M = tl.gather(W, each, 0)
-            if GATE:
-                column_up += tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
-                column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
-            if DECAY:
-                column += tl.sum(F * M, 1)
-            A *= M
-            dA *= M
-        else:
-            w = pick(W, r[:, None], rank, 0)
-            up = pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
-            newer = pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
-            open = latest > t
-            within = i[:, None] >= place
-            M = tl.where(within, tl.where(open, newer, w)[None, :], w[None, :])
-            if GATE:
-                newest = pick(W, r[:, None], tl.maximum(rank - 2, 0), 0)
-                down = w - newer
-                column_up += tl.sum(F * tl.where(within, tl.where(open, down, up)[None, :], up[None, :]), 1)
-                step = tl.where(open, newer - newest, down)
-                column_down += tl.sum(F * tl.where(within, step[None, :], down[None, :]), 1)
-            if DECAY:
-                column += tl.sum(F * M, 1)
-            A *= M
-            dA *= M
-        dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
-        dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
-    dks *= scale
+    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
+    dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
+    opened = inner_starts(until, row, h, i, left, H)
+    D = _decays(G, head, m, i[None, :], i[:, None], left, T, C, DECAY, ACC)
+    A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
+    dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC) * D
+    F = A * dA
+    M, column_up, column_down = own_weights(F, starts, rank_scale, opened, row, h, left, m * C, H, C, BS, SLOTS, GATE)
+    column = tl.sum(F * M, 1)
+    A *= D * M
+    dvs = tl.dot(A.to(DOT), dos, input_precision=PREC, out_dtype=ACC)
+    dks = tl.dot((dA * M).to(DOT), qs, input_precision=PREC, out_dtype=ACC) * scale
     at, keep = state_at(K, V, BK, BV)
-    dtree += head * SPACE * K * V
     more = N.to(tl.int64) * SPACE * K * V
-    state = tl.zeros([], dtype=tl.int32)
-    last = state + (here > 0)
-    if not TREE:
-        state = tl.load(news + head * (NT + 2) + m + 1)
-        last = tl.load(news + head * (NT + 2) + m + 2, mask=here > 0, other=0)
-    while state < last:  # states that have own tokens of this tile, or once all nodes that it is part of
-        begin = m * C
-        end = m * C + C
-        if not TREE:
-            begin = field(table, head, state, ROOM, BEGIN)
-            end = field(table, head, state, ROOM, END)
-        if end > m * C:
-            if not TREE:
-                x = dtree + state.to(tl.int64) * K * V + at
-                dS = tl.load(x, mask=keep, other=0.0)
-                if GATE:
-                    dS_up = tl.load(x + more, mask=keep, other=0.0)
-                    dS_down = tl.load(x + 2 * more, mask=keep, other=0.0)
-            else:
-                dS = tl.zeros([BK, BV], dtype=ACC)
-                if GATE:
-                    dS_up = tl.zeros([BK, BV], dtype=ACC)
-                    dS_down = tl.zeros([BK, BV], dtype=ACC)
-                offset = tl.zeros([], dtype=tl.int32)
-                for height in range(0, HEIGHTS):
-                    number = m >> height
-                    if number < (NT >> height):
-                        reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-                        if reads < stops:
-                            e = tl.full([], 1.0, dtype=ACC)
-                            if DECAY:
-                                e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
-                            x = dtree + (offset + number).to(tl.int64) * K * V + at
-                            dS += tl.load(x, mask=keep, other=0.0) * e
-                            if GATE:
-                                dS_up += tl.load(x + more, mask=keep, other=0.0) * e
-                                dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
-                    offset += NT >> height
-            e = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
-            if DECAY:
-                e *= weight((decay_to(end, G, P, head, T, NT, C) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
-            x = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
-            dks += x
-            dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
-            column += tl.sum(x * ks.to(ACC), 1)
-            if GATE:
-                x = dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                column_up += tl.sum(x * ks.to(ACC), 1) * e
-                x = dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                column_down += tl.sum(x * ks.to(ACC), 1) * e
-        state += 1
-    store_heads(dk, dks, first + m * C, h, i, here, H, K, BK)
-    store_heads(dv, dvs, first + m * C, h, i, here, H, V, BV)
-    if DECAY or GATE:
-        at_u = u + head * T + j
     if DECAY:
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column, mask=i < here)
+        within = tl.load(G + head * T + m * C + i, mask=i < left, other=0.0)
+        before = tl.load(P + head * (NT + 1) + m)
+    last = tl.load(news + head * (NT + 2) + m + 2, mask=left > 0, other=0)
+    for state in range(tl.load(news + head * (NT + 2) + m + 1), last):
+        begin = field(table, head, state, ROOM, BEGIN)
+        end = field(table, head, state, ROOM, END)
+        if end > m * C:
+            e = tl.where((m * C + i >= begin) & (m * C + i < end), 1.0, 0.0).to(ACC)
+            if DECAY:
+                e *= weight((decay_to(end, G, P, head, T, NT, C) - before).to(within.dtype) - within, ACC)
+            x = dtree + (head * SPACE + state) * K * V + at
+            dS = tl.load(x, mask=keep, other=0.0)
+            dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
+            y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
+            dks += y
+            column += tl.sum(y * ks.to(ACC), 1)
+            if GATE:
+                dS = tl.load(x + more, mask=keep, other=0.0)
+                y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                column_up += tl.sum(y * ks.to(ACC), 1) * e
+                dS = tl.load(x + 2 * more, mask=keep, other=0.0)
+                y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                column_down += tl.sum(y * ks.to(ACC), 1) * e
+    store_heads(dk, dks, row, h, i, left, H, K, BK)
+    store_heads(dv, dvs, row, h, i, left, H, V, BV)
+    each = N.to(tl.int64) * T
+    u += head * T + m * C + i
+    if DECAY:
+        tl.store(u, tl.load(u, mask=i < left, other=0.0) - column, mask=i < left)
     if GATE:
-        at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_up, mask=i < here)
-        at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_down, mask=i < here)
+        tl.store(u + each, tl.load(u + each, mask=i < left, other=0.0) - column_up, mask=i < left)
+        tl.store(u + 2 * each, tl.load(u + 2 * each, mask=i < left, other=0.0) - column_down, mask=i < left)
 
 
 class Plan(NamedTuple):
@@ -792,8 +343,8 @@ def forward(
     o = torch.empty_like(call.v)
     past = torch.empty_like(o, dtype=call.acc)
     call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past)
-    for TREE in (False, True):
-        call.launch(output_kernel, call.tiles, tree=tree, past=past, o=o, TREE=TREE)
+    call.launch(output_kernel, call.tiles, past=past, o=o)
+    call.launch(tree_output_kernel, call.tiles, tree=tree, o=o)
     return o
 
 
@@ -833,13 +384,12 @@ def backward(
     reads, past = torch.empty_like(weights), torch.empty_like(dq, dtype=call.acc)
     call.launch(pull_kernel, call.tiles, states=states, weights=weights, past=past, reads=reads, do=do, **wanted)
     pull = wanted | {"num_warps": call.pull_warps}
-    for TREE in (False, True):
-        pull["TREE"] = TREE
-        call.launch(query_kernel, call.tiles, tree=tree, past=past, do=do, dq=dq, drank_scale=dweights, **pull)
-    call.launch(rank_kernel, call.tiles, reads=reads, drank_scale=dweights, u=u, **wanted)
-    for TREE in (False, True):
-        pull["TREE"] = TREE
-        call.launch(key_kernel, call.tiles, spans=spans, dtree=dtree, do=do, dk=dk, dv=dv, u=u, **pull)
+    gradients = {"dq": dq, "dk": dk, "dv": dv, "drank_scale": dweights, "u": u, "do": do}
+    call.launch(query_kernel, call.tiles, past=past, **gradients, **pull)
+    call.launch(tree_query_kernel, call.tiles, tree=tree, **gradients, **pull)
+    call.launch(rank_kernel, call.tiles, reads=reads, **gradients, **wanted)
+    call.launch(key_kernel, call.tiles, dtree=dtree, **gradients, **pull)
+    call.launch(tree_key_kernel, call.tiles, spans=spans, dtree=dtree, **gradients, **pull)
     dg, dgate = sums(u, None, call.log_decay, call.given["until"], gated)
     if not alone:
         dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))

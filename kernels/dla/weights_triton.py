@@ -87,13 +87,18 @@ def weighed(A, st, table, opened, row, h, left, now, begin, H, C: tl.constexpr, 
 
 
 @triton.jit
+def _running(F, st, begin, C: tl.constexpr):
+    upto = tl.minimum(st - begin, C)
+    sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
+    return tl.where(upto > 0, sums, 0.0)
+
+
+@triton.jit
 def up_to_starts(F, st, opened, now, begin, C: tl.constexpr):
     """Of F [t, j], for each t and r the sum over the tokens j before the start of t's slot of rank r; st [t, r]."""
     place, several = inner(opened, now, C)
     if several:
-        upto = tl.minimum(st - begin, C)
-        sums = tl.gather(tl.cumsum(F, 1), tl.maximum(upto - 1, 0), 1)
-        before = tl.where(upto > 0, sums, 0.0)
+        before = _running(F, st, begin, C)
     else:
         some = tl.sum(tl.where(tl.arange(0, C)[None, :] < place, F, 0.0), 1)
         before = tl.where(st >= begin + C, tl.sum(F, 1)[:, None], tl.where(st > begin, some[:, None], 0.0))
@@ -106,3 +111,81 @@ def by_slot(before, total, C: tl.constexpr, BS: tl.constexpr):
     r = tl.arange(0, BS)
     newer = tl.gather(before, tl.zeros([C, BS], dtype=tl.int32) + tl.maximum(r - 1, 0)[None, :], 1)
     return tl.where(r[None, :] > 0, newer, total[:, None]) - before
+
+
+# Of a tile with itself, where one slot at most starts behind the first token and stays: what is before it has rank 1 at
+# the tokens t that find it open, all else rank 0. No table of all ranks is needed.
+
+
+@triton.jit
+def _opened_at(opened, place, now, C: tl.constexpr):
+    """Whether that slot has started at t and has not met another."""
+    i = tl.arange(0, C)
+    return (i >= place) & (tl.max(opened) > now + i)
+
+
+@triton.jit
+def own_weighed(A, starts, table, opened, row, h, left, now, H, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr):
+    """A . M, [t, j]."""
+    i = tl.arange(0, C)
+    r = tl.arange(0, BS)[None, :]
+    place, several = inner(opened, now, C)
+    open = _opened_at(opened, place, now, C)
+    if several:
+        rank = rank_of(now, by_rank(starts, row, h, i[:, None], left, r, H, SLOTS), 1)
+        W = by_rank(table, row, h, i[:, None], left, r, H, SLOTS)
+        AM = A * tl.gather(W, ranks(rank, opened, now + i, now + i, 1), 1)
+    else:
+        newest = weight_at(i * 0, table, row, h, i, left, H, SLOTS)
+        older = weight_at(open.to(tl.int32), table, row, h, i, left, H, SLOTS)
+        AM = A * tl.where(i[None, :] >= place, newest[:, None], older[:, None])
+    return AM
+
+
+@triton.jit
+def own_sums(F, starts, opened, row, h, left, now, H, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr):
+    """Of F [t, j], for each t and rank the sum over the tokens j of that rank at t."""
+    i = tl.arange(0, C)
+    r = tl.arange(0, BS)[None, :]
+    place, several = inner(opened, now, C)
+    open = _opened_at(opened, place, now, C)
+    total = tl.sum(F, 1)
+    if several:
+        st = by_rank(starts, row, h, i[:, None], left, r, H, SLOTS)
+        sums = by_slot(_running(F, st, now, C), total, C, BS)
+    else:
+        older = tl.where(open, tl.sum(tl.where(i[None, :] < place, F, 0.0), 1), 0.0)
+        sums = tl.where(r == 0, (total - older)[:, None], tl.where(r == 1, older[:, None], 0.0))
+    return sums
+
+
+@triton.jit
+def own_weights(
+    F, starts, table, opened, row, h, left, now, H,
+    C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    """M [j, t], and with a gate the sums over t of F [j, t] times the steps to the weights up and down."""
+    i = tl.arange(0, C)
+    r = tl.arange(0, BS)[:, None]
+    place, several = inner(opened, now, C)
+    open = _opened_at(opened, place, now, C)
+    up = tl.zeros([C], dtype=F.dtype)
+    down = tl.zeros([C], dtype=F.dtype)
+    if several:
+        rank = rank_of(now, by_rank(starts, row, h, i[None, :], left, r, H, SLOTS), 0)
+        W = by_rank(table, row, h, i[None, :], left, r, H, SLOTS)
+        each = ranks(rank, opened, now + i, now + i, 0)
+        M = tl.gather(W, each, 0)
+        if GATE:
+            up = tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
+            down = tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
+    else:
+        older = open.to(tl.int32)
+        newest, newest_up, _ = weights_at(i * 0, table, row, h, i, left, H, SLOTS)
+        w, w_up, w_down = weights_at(older, table, row, h, i, left, H, SLOTS)
+        within = i[:, None] >= place
+        M = tl.where(within, newest[None, :], w[None, :])
+        if GATE:
+            up = tl.sum(F * tl.where(within, newest_up[None, :], w_up[None, :]), 1)
+            down = tl.sum(tl.where(within, 0.0, F * w_down[None, :]), 1)
+    return M, up, down
