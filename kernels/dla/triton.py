@@ -74,9 +74,9 @@ from mixassay.kernels.dla.tree_triton import (
 )
 from mixassay.kernels.dla.weights_triton import (
     inner_starts,
+    own_columns,
     own_sums,
     own_weighed,
-    own_weights,
 )
 
 # Compiled once, whatever the sizes.
@@ -258,11 +258,11 @@ def key_kernel(
     A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
     dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC) * D
     F = A * dA
-    M, column_up, column_down = own_weights(F, starts, rank_scale, opened, row, h, left, m * C, H, C, BS, SLOTS, GATE)
-    column = tl.sum(F * M, 1)
-    A *= D * M
-    dvs = tl.dot(A.to(DOT), dos, input_precision=PREC, out_dtype=ACC)
-    dks = tl.dot((dA * M).to(DOT), qs, input_precision=PREC, out_dtype=ACC) * scale
+    AM, dAM, column, column_up, column_down = own_columns(
+        A * D, dA, F, starts, rank_scale, opened, row, h, left, m * C, H, C, BS, SLOTS, GATE
+    )
+    dvs = tl.dot(AM.to(DOT), dos, input_precision=PREC, out_dtype=ACC)
+    dks = tl.dot(dAM.to(DOT), qs, input_precision=PREC, out_dtype=ACC) * scale
     at, keep = state_at(K, V, BK, BV)
     more = N.to(tl.int64) * SPACE * K * V
     if DECAY:

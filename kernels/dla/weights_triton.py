@@ -160,11 +160,12 @@ def own_sums(F, starts, opened, row, h, left, now, H, C: tl.constexpr, BS: tl.co
 
 
 @triton.jit
-def own_weights(
-    F, starts, table, opened, row, h, left, now, H,
+def own_columns(
+    A, dA, F, starts, table, opened, row, h, left, now, H,
     C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """M [j, t], and with a gate the sums over t of F [j, t] times the steps to the weights up and down."""
+    """A . M and dA . M, [j, t], and the sums over t of F . M and, with a gate, of F times the steps to the weights up
+    and down."""
     i = tl.arange(0, C)
     r = tl.arange(0, BS)[:, None]
     place, several = inner(opened, now, C)
@@ -179,13 +180,14 @@ def own_weights(
         if GATE:
             up = tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
             down = tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
+        AM, dAM, column = A * M, dA * M, tl.sum(F * M, 1)
     else:
-        older = open.to(tl.int32)
         newest, newest_up, _ = weights_at(i * 0, table, row, h, i, left, H, SLOTS)
-        w, w_up, w_down = weights_at(older, table, row, h, i, left, H, SLOTS)
+        w, w_up, w_down = weights_at(open.to(tl.int32), table, row, h, i, left, H, SLOTS)
         within = i[:, None] >= place
-        M = tl.where(within, newest[None, :], w[None, :])
         if GATE:
             up = tl.sum(F * tl.where(within, newest_up[None, :], w_up[None, :]), 1)
             down = tl.sum(tl.where(within, 0.0, F * w_down[None, :]), 1)
-    return M, up, down
+        M = tl.where(within, newest[None, :], w[None, :])
+        AM, dAM, column = A * M, dA * M, tl.sum(F * M, 1)
+    return AM, dAM, column, up, down

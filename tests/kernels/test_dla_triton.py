@@ -36,10 +36,11 @@ class Case:
     heads: tuple[int, int] = (1, 2)
     gate: bool = True
     often: bool = False
+    life: int = 256  # tiles that read one state
 
     def __str__(self) -> str:
         form = {None: "pairs", 0: "tree"}.get(self.states, f"states{self.states}")
-        return f"T{self.T}-R{self.R}-{form}-{self.decay}-G{self.heads[0]}-{self.gate:d}{self.often:d}"
+        return f"T{self.T}-R{self.R}-{form}-{self.decay}-G{self.heads[0]}-{self.gate:d}{self.often:d}{self.life}"
 
 
 CASES = [
@@ -59,6 +60,7 @@ CASES = [
     Case(40, 3, states=3, heads=(2, 2)),
     Case(70, 4, states=3, decay="none", heads=(1, 1)),
     Case(84, 2, states=3, heads=(1, 1)),
+    Case(100, 3, states=4, heads=(1, 1), life=2),
     Case(64, 1, states=1, gate=False, heads=(1, 1)),
     Case(40, 5, states=6, heads=(1, 1), often=True),
 ]
@@ -93,11 +95,12 @@ def truth(x: dict[str, Any], found: Schedule, do: Tensor) -> dict[str, Tensor]:
     return {"o": o.detach(), **dict(zip(names, grads, strict=True))}
 
 
-def kernels(x: dict[str, Any], found: Schedule, do: Tensor, states: int | None) -> dict[str, Tensor]:
+def kernels(x: dict[str, Any], found: Schedule, do: Tensor, states: int | None, life: int = 256) -> dict[str, Tensor]:
     tensors = [x["q"], x["k"], x["v"], x["rank_scale"], found.starts, found.until, x["log_decay"]]
     pairs = states is None
     form: Any = pairs_triton if pairs else triton
-    how = form.plan(x["q"].dtype, 64, 64)._replace(C=16, **({"rows": 32} if pairs else {"dense": 0, "states": states}))
+    sizes = {"rows": 32} if pairs else {"dense": 0, "states": states, "life": life}
+    how = form.plan(x["q"].dtype, 64, 64)._replace(C=16, **sizes)
     if pairs:
         del tensors[4]
     torch.use_deterministic_algorithms(True)  # fresh memory is full of NaN, so that what nobody writes is seen
@@ -119,7 +122,7 @@ def upstream(x: dict[str, Any]) -> Tensor:
 def test_kernels_are_the_masked_matrix(case: Case) -> None:
     x, found = given(case)
     do = upstream(x)
-    contract.assert_close(kernels(x, found, do, case.states), truth(x, found, do), TOL)
+    contract.assert_close(kernels(x, found, do, case.states, case.life), truth(x, found, do), TOL)
 
 
 def test_the_cases_read_nodes_of_several_tiles_also_late() -> None:
@@ -134,9 +137,10 @@ def test_the_cases_read_nodes_of_several_tiles_also_late() -> None:
     assert first == {"at once", "late", "never"}
 
 
-def test_states_are_the_slots_that_tiles_find() -> None:
-    """Each once, with its tiles and the one that it goes into. The second head has more than there is room for."""
-    T, C, R, room, NT = 70, 16, 4, 11, 5
+@pytest.mark.parametrize(("life", "room"), [(5, 11), (2, 15)])
+def test_states_are_the_slots_that_tiles_find(life: int, room: int) -> None:
+    """Each once for `life` tiles, with its tiles and the one that it goes into. The second head has 12."""
+    T, C, R, NT = 70, 16, 4, 5
     boundary = torch.zeros(1, T, 2, dtype=torch.bool)
     boundary[0, [3, 5, 16, 37, 39, 63], 0] = True
     boundary[..., 1] = True
@@ -145,14 +149,16 @@ def test_states_are_the_slots_that_tiles_find() -> None:
     numbers, news, table = new((2, NT, R)), new((2, NT + 2)), new((2, slot_states_triton.FIELDS.value, room))
     args = (starts.to(DEVICE), numbers, news, table, T, NT, 2, room)
     find: Any = slot_states_triton.find_kernel
-    find[(2,)](*args, SLOTS=R, BS=16, C=C, LIFE=NT, num_warps=1)
-    found = [list(pairwise(sorted({*starts[0, t, 0].tolist(), t}))) for t in range(0, T, C)]
+    find[(2,)](*args, SLOTS=R, BS=16, C=C, LIFE=life, num_warps=1)
+    cuts = [sorted({*starts[0, t, 0].tolist(), t}) for t in range(0, T, C)]
+    found = [[(a, b, n // life) for a, b in pairwise(cut)] for n, cut in enumerate(cuts)]
     states = list(dict.fromkeys(slot for slots_of_tile in found for slot in reversed(slots_of_tile)))
-    assert news[0, -1] == len(states) <= room < news[1, -1]
-    for number, (begin, end) in enumerate(states):
-        readers = [n for n in range(NT) if (begin, end) in found[n]]
+    assert news[0, -1] == len(states) <= room
+    assert news[1, -1] == 12
+    for number, (begin, end, age) in enumerate(states):
+        readers = [n for n in range(NT) if (begin, end, age) in found[n]]
         after = [] if readers[-1] == NT - 1 else found[readers[-1] + 1]
-        into = [states.index((a, b)) for a, b in after if a <= begin < b] or [-1]
+        into = [states.index((a, b, n)) for a, b, n in after if a <= begin < b] or [-1]
         assert table[0, :, number].tolist() == [begin, end, readers[0], readers[-1] + 1, *into]
         assert all((numbers[0, n] == number).sum() == 1 for n in readers)
 
