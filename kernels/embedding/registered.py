@@ -58,10 +58,12 @@ def backward(
     dh: Tensor,
     V: int,
     eps: float,
+    positioned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with on_device(x):
-        dtable, dposition, dweight, dbias = triton.backward(x, tokens, keep, p, weight, bias, dx, dh, V, eps)
-    return dtable, dposition, dweight, nothing(x) if dbias is None else dbias
+        dtable, *others = triton.backward(x, tokens, keep, p, weight, bias, dx, dh, V, eps, positioned)
+    dposition, dweight, dbias = (nothing(x) if v is None else v for v in others)
+    return dtable, dposition, dweight, dbias
 
 
 @forward.register_fake
@@ -82,10 +84,12 @@ def _(
     dh: Tensor,
     V: int,
     eps: float,
+    positioned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     M, _, T, D = x.shape
     dweight, dbias = (nothing(x) if v is None else v.new_empty(v.shape) for v in (weight, bias))
-    return x.new_empty((M, V, D)), x.new_empty((M, T, D)), dweight, dbias
+    dposition = x.new_empty((M, T, D)) if positioned else nothing(x)
+    return x.new_empty((M, V, D)), dposition, dweight, dbias
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -98,9 +102,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _gradients(ctx: Any, dx: Tensor | None, dh: Tensor | None) -> tuple[Tensor | None, ...]:
     x, tokens, keep, weight, bias = ctx.saved_tensors
     dh = torch.zeros_like(x) if dh is None else dh
-    dtable, dposition, *vectors = backward(x, tokens, keep, ctx.p, weight, bias, dx, dh, ctx.V, ctx.eps)
-    dweight, dbias = map(present, vectors)
-    return None, dtable, dposition if ctx.positioned else None, None, None, dweight, dbias, None, None
+    given = x, tokens, keep, ctx.p, weight, bias, dx, dh, ctx.V, ctx.eps, ctx.positioned
+    dtable, dposition, dweight, dbias = map(present, backward(*given))
+    return None, dtable, dposition, None, None, dweight, dbias, None, None
 
 
 forward.register_autograd(_gradients, setup_context=_remember)

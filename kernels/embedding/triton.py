@@ -108,8 +108,9 @@ def backward(
     dh: Tensor,
     V: int,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of table, positions, weight and bias."""
+    positioned: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Gradients of table, positions where there are any, weight and bias."""
     M, D = weight.shape
     how, g = Shares.of(x, 1, M), torch.empty_like(x)
     x, keep, weight, dx, dh = whole(x, keep, weight, dx, dh)
@@ -119,6 +120,8 @@ def backward(
         N=D, CENTRE=bias is not None, BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
     words = tokens + V * torch.arange(M, device=x.device).view(M, 1, 1)
+    if M * V < 2**31:
+        words = words.int()  # they are sorted by all their bits
     dtable = torch.ops.aten.embedding_dense_backward(g.view(-1, D), words.flatten(), M * V, -1, False)
     dweight, dbias = (None if part is None else part.sum(1) for part in (sums, bias_sums))
-    return dtable.view(M, V, D), g.sum(1), dweight, dbias
+    return dtable.view(M, V, D), g.sum(1) if positioned else None, dweight, dbias
