@@ -308,6 +308,7 @@ class Plan(NamedTuple):
     num_warps: int
     pull_warps: int  # of `query` and `key`, which hold most
     num_stages: int
+    read_stages: int  # of the loops over the reads of states
     states: int  # of slots, for each tile, that a head has room for: if it has more, it takes the tree
     life: int = 256  # tiles that read one state at most
 
@@ -316,10 +317,10 @@ def plan(dtype: torch.dtype, K: int, V: int) -> Plan:
     """A fixed table, not a search: the same call sums in the same order in every process."""
     if half(dtype):
         if max(K, V) <= 16:
-            return Plan(32, 1024, 2, 2, 2, 3)
-        return Plan(64, 1024, 4, 4, 2, 4) if max(K, V) <= 64 else Plan(64, 1024, 8, 8, 2, 4)
+            return Plan(32, 1024, 2, 2, 2, 3, 3)
+        return Plan(64, 1024, 4, 4, 2, 3, 4) if max(K, V) <= 64 else Plan(64, 1024, 8, 8, 2, 2, 4)
     exact = operands(dtype)[2] == "ieee"  # without tensor cores, whose tiles want more rows
-    return Plan(16, 1024, 8, 8, 1, 2) if exact else Plan(32, 1024, 4, 4, 1, 3)
+    return Plan(16, 1024, 8, 8, 1, 1, 2) if exact else Plan(32, 1024, 4, 4, 1, 1, 3)
 
 
 def forward(
@@ -342,7 +343,7 @@ def forward(
     weights = call.weights(None, GATE=False)
     o = torch.empty_like(call.v)
     past = torch.empty_like(o, dtype=call.acc)
-    call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past)
+    call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past, **call.reads)
     call.launch(output_kernel, call.tiles, past=past, o=o)
     call.launch(tree_output_kernel, call.tiles, tree=tree, o=o)
     return o
@@ -378,11 +379,12 @@ def backward(
     spans = call.new(call.N, call.nodes, dtype=torch.int32)
     call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
     dtree = call.new(len(u), *tree.shape)
-    call.launch(push_kernel, call.N * call.room, turned=turned, dtree=dtree, do=do, **wanted)
+    call.launch(push_kernel, call.N * call.room, turned=turned, dtree=dtree, do=do, **wanted, **call.reads)
     call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
     call.join(dtree, None, True)
     reads, past = torch.empty_like(weights), torch.empty_like(dq, dtype=call.acc)
-    call.launch(pull_kernel, call.tiles, states=states, weights=weights, past=past, reads=reads, do=do, **wanted)
+    given = {"states": states, "weights": weights, "past": past, "reads": reads, "do": do}
+    call.launch(pull_kernel, call.tiles, **given, **wanted, **call.reads)
     pull = wanted | {"num_warps": call.pull_warps}
     gradients = {"dq": dq, "dk": dk, "dv": dv, "drank_scale": dweights, "u": u, "do": do}
     call.launch(query_kernel, call.tiles, past=past, **gradients, **pull)
@@ -418,7 +420,7 @@ class _Call:
         self.acc = torch.float64 if acc == tl.float64 else torch.float32
         self.rank_scale = rank_scale.to(self.acc).contiguous()
         self.log_decay = None if log_decay is None else log_decay.to(self.acc).contiguous()
-        self.pull_warps = how.pull_warps
+        self.pull_warps, self.reads = how.pull_warps, {"num_stages": how.read_stages}
         self.N, self.R, self.NT = self.B * self.H, self.H // G, triton.cdiv(self.T, how.C)
         self.tiles = self.N * self.NT
         self.heights = (self.NT - 1).bit_length()
