@@ -171,32 +171,43 @@ def own_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """The tokens' own part of a state."""
-    index = tl.program_id(0).to(tl.int64)
-    head, state = index // ROOM, (index % ROOM).to(tl.int32)
-    b, h = head // H, head % H
-    count = tl.load(news + head * (NT + 2) + NT)
-    if (count <= ROOM) & (state < count):
-        m = field(table, head, state, ROOM, FIRST) - 1
+    """What the tokens of tile m are to the states that the next tile finds new."""
+    head, b, h, m = tile_of(H, NT)
+    row = b * T + m * C
+    left = T - m * C
+    i = tl.arange(0, C)
+    j = m * C + i
+    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
+    vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
+    if DECAY:
+        before = tl.load(P + head * (NT + 1) + m)
+        Gs = tl.load(G + head * T + j, mask=i < left, other=0.0)
+    first = tl.load(news + head * (NT + 2) + m + 1)
+    last = tl.load(news + head * (NT + 2) + m + 2)
+    for state in range(first, tl.where(fits(news, head, NT, ROOM), last, first)):
         begin = field(table, head, state, ROOM, BEGIN)
         end = field(table, head, state, ROOM, END)
-        row = b * T + m * C
-        left = T - m * C
-        i = tl.arange(0, C)
-        j = m * C + i
-        ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-        vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
         w = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
         if DECAY:
             since = decay_to(end, G, P, head, T, NT, C)
-            Gs = tl.load(G + head * T + j, mask=i < left, other=0.0)
-            w *= weight((since - tl.load(P + head * (NT + 1) + m)).to(Gs.dtype) - Gs, ACC)
+            w *= weight((since - before).to(Gs.dtype) - Gs, ACC)
             into = field(table, head, state, ROOM, INTO)
             to = decay_to(field(table, head, tl.maximum(into, 0), ROOM, END), G, P, head, T, NT, C)
             tl.store(fades + head * ROOM + state, weight(to - since, ACC))
         S = dot(tl.trans(ks), vs * w[:, None], tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
         at, keep = state_at(K, V, BK, BV)
         tl.store(tree + (head * SPACE + state) * K * V + at, S, mask=keep)
+
+
+@triton.jit
+def _way(state, count, table, fades, head, ROOM, DECAY: tl.constexpr, ACC: tl.constexpr):
+    """The number into which a state goes and the decay up to there."""
+    there = (state >= 0) & (state < count)
+    into = tl.load(table + (head * FIELDS + INTO) * ROOM + state, mask=there, other=-1)
+    fade = tl.full([], 1.0, dtype=ACC)
+    if DECAY:
+        fade = tl.load(fades + head * ROOM + state, mask=there, other=0.0)
+    return into.to(tl.int64), fade
 
 
 @kernel
@@ -217,33 +228,40 @@ def join_kernel(
     DECAY: tl.constexpr,
 ):
     """Adds each state to the one that it goes into or, BACK, the gradients of those to its own; in sequence. A state is
-    whole when its turn comes: all that go into it have had theirs."""
+    whole when its turn comes: all that go into it have had theirs. Often the next turn's is the sum of this one, which
+    stays at hand."""
     index = tl.program_id(0).to(tl.int64)
     block, row = index % tl.cdiv(SIZE, BLOCK), index // tl.cdiv(SIZE, BLOCK)
     head = row % N
-    at = block * BLOCK + tl.arange(0, BLOCK)
+    # A thread's are four, and not eight in half precision, so that both lie alike.
+    at = tl.max_contiguous(block * BLOCK + tl.arange(0, BLOCK), 4)
     keep = at < SIZE
+    held = tl.zeros([BLOCK], dtype=x.dtype.element_ty)
     x += row * SPACE * SIZE + at
-    count = tl.load(news + head * (NT + 2) + NT)
-    if count <= ROOM:
-        for step in range(count):
-            state = step + tl.zeros([], dtype=tl.int64)
-            if BACK:
-                state = count - 1 - state
-            into = field(table, head, state, ROOM, INTO).to(tl.int64)
-            own = tl.load(x + state * SIZE, mask=keep, other=0.0)
-            other = tl.load(x + into * SIZE, mask=keep & (into >= 0), other=0.0)
+    count = tl.where(fits(news, head, NT, ROOM), tl.load(news + head * (NT + 2) + NT), 0)
+    holder = tl.full([], -1, dtype=tl.int64)  # whose sum that is
+    state = tl.where(BACK, count - 1, 0).to(tl.int64)
+    into, fade = _way(state, count, table, fades, head, ROOM, DECAY, held.dtype)
+    for _ in range(count):
+        following = state - 1 if BACK else state + 1
+        ahead, fade_ahead = _way(following, count, table, fades, head, ROOM, DECAY, held.dtype)
+        own = tl.load(x + state * SIZE, mask=keep & (state != holder), other=0.0)
+        other = tl.load(x + into * SIZE, mask=keep & (into >= 0) & (into != holder), other=0.0)
+        if BACK:
+            held = own + tl.where(into == holder, held, other) * fade
+            holder = state
+            tl.store(x + state * SIZE, held, mask=keep & (into >= 0))
+        else:
+            own = tl.where(state == holder, held, own)
+            stored = into >= 0
             if states is not None:
                 high, low = parts(own, TWICE)
                 copy = states + (row * SPACE + state) * SIZE + at
                 tl.store(copy, high.to(states.dtype.element_ty), mask=keep)
                 if TWICE:
                     tl.store(copy + N.to(tl.int64) * SPACE * SIZE, low.to(states.dtype.element_ty), mask=keep)
-            if into >= 0:
-                fade = tl.full([], 1.0, dtype=own.dtype)
-                if DECAY:
-                    fade = tl.load(fades + head * ROOM + state)
-                if BACK:
-                    tl.store(x + state * SIZE, own + other * fade, mask=keep)
-                else:
-                    tl.store(x + into * SIZE, other + own * fade, mask=keep)
+                stored = stored & (into != state + 1)  # nobody but the next turn looks at it again
+            held = tl.where(into == holder, held, other) + own * fade
+            holder = into
+            tl.store(x + into * SIZE, held, mask=keep & stored)
+        state, into, fade = following, ahead, fade_ahead

@@ -493,7 +493,7 @@ class _Call:
         if half(self.v.dtype):
             states = self.new(1 + twice, *tree.shape, dtype=self.v.dtype)
         self.given["fades"] = self.new(self.N, self.room)
-        self.launch(own_kernel, self.N * self.room, tree=tree, TWICE=twice)
+        self.launch(own_kernel, self.tiles, tree=tree, TWICE=twice, num_stages=1)
         self.join(tree, None if states is tree else states, False, TWICE=twice)
         self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)
         for h in range(1, self.heights):
