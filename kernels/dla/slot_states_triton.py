@@ -145,6 +145,33 @@ def find_kernel(
 
 
 @kernel
+def end_kernel(
+    G,
+    P,
+    news,
+    table,
+    ends,  # [B H, ROOM], float64: log decay of all tokens before a state's end
+    fades,  # [B H, ROOM]: decay from there to the end of the one that it goes into
+    T,
+    NT,
+    ROOM,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    head, block = index // tl.cdiv(ROOM, BLOCK), index % tl.cdiv(ROOM, BLOCK)
+    state = block * BLOCK + tl.arange(0, BLOCK)
+    found = (state < tl.load(news + head * (NT + 2) + NT)) & (state < ROOM)
+    table += head * FIELDS * ROOM
+    into = tl.load(table + INTO * ROOM + state, mask=found, other=0)
+    here = decay_to(tl.load(table + END * ROOM + state, mask=found, other=0), G, P, head, T, NT, C)
+    end = tl.load(table + END * ROOM + into, mask=found & (into >= 0) & (into < ROOM), other=0)
+    tl.store(ends + head * ROOM + state, here, mask=found)
+    tl.store(fades + head * ROOM + state, weight(decay_to(end, G, P, head, T, NT, C) - here, ACC), mask=found)
+
+
+@kernel
 def own_kernel(
     k,
     v,
@@ -152,7 +179,7 @@ def own_kernel(
     P,
     news,
     table,
-    fades,  # [B H, ROOM]: decay from a state's end to that of the one that it goes into
+    ends,
     tree,  # [B H, SPACE, K, V]
     T,
     NT,
@@ -178,7 +205,7 @@ def own_kernel(
     i = tl.arange(0, C)
     j = m * C + i
     ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = load_heads(v, row, h, i, left, H, V, BV).to(ACC)
+    vs = load_heads(v, row, h, i, left, H, V, BV)
     if DECAY:
         before = tl.load(P + head * (NT + 1) + m)
         Gs = tl.load(G + head * T + j, mask=i < left, other=0.0)
@@ -189,12 +216,8 @@ def own_kernel(
         end = field(table, head, state, ROOM, END)
         w = tl.where((j >= begin) & (j < end), 1.0, 0.0).to(ACC)
         if DECAY:
-            since = decay_to(end, G, P, head, T, NT, C)
-            w *= weight((since - before).to(Gs.dtype) - Gs, ACC)
-            into = field(table, head, state, ROOM, INTO)
-            to = decay_to(field(table, head, tl.maximum(into, 0), ROOM, END), G, P, head, T, NT, C)
-            tl.store(fades + head * ROOM + state, weight(to - since, ACC))
-        S = dot(tl.trans(ks), vs * w[:, None], tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
+            w *= weight((tl.load(ends + head * ROOM + state) - before).to(Gs.dtype) - Gs, ACC)
+        S = dot(tl.trans(ks), vs.to(ACC) * w[:, None], tl.zeros([BK, BV], dtype=ACC), TWICE, DOT, ACC, PREC)
         at, keep = state_at(K, V, BK, BV)
         tl.store(tree + (head * SPACE + state) * K * V + at, S, mask=keep)
 

@@ -53,8 +53,8 @@ from mixassay.kernels.dla.slot_states_triton import (
     FIELDS,
     FIRST,
     STOP,
-    decay_to,
     dot,
+    end_kernel,
     field,
     find_kernel,
     fits,
@@ -217,6 +217,7 @@ def key_kernel(
     P,
     news,
     table,
+    ends,
     dtree,
     do,
     dk,  # [B, T, H, K]
@@ -275,7 +276,7 @@ def key_kernel(
         if end > m * C:
             e = tl.where((m * C + i >= begin) & (m * C + i < end), 1.0, 0.0).to(ACC)
             if DECAY:
-                e *= weight((decay_to(end, G, P, head, T, NT, C) - before).to(within.dtype) - within, ACC)
+                e *= weight((tl.load(ends + head * ROOM + state) - before).to(within.dtype) - within, ACC)
             x = dtree + (head * SPACE + state) * K * V + at
             dS = tl.load(x, mask=keep, other=0.0)
             dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
@@ -492,7 +493,9 @@ class _Call:
         states = tree
         if half(self.v.dtype):
             states = self.new(1 + twice, *tree.shape, dtype=self.v.dtype)
-        self.given["fades"] = self.new(self.N, self.room)
+        self.given |= {"ends": self.new(self.N, self.room, dtype=torch.float64), "fades": self.new(self.N, self.room)}
+        if self.log_decay is not None:
+            self.launch(end_kernel, self.N * triton.cdiv(self.room, 128), BLOCK=128, num_warps=4)
         self.launch(own_kernel, self.tiles, tree=tree, TWICE=twice, num_stages=1)
         self.join(tree, None if states is tree else states, False, TWICE=twice)
         self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)

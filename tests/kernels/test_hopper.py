@@ -61,6 +61,7 @@ TABLES = {
     ("dla", 64): {
         "decay_kernel": Limit(products=None),
         "find_kernel": Limit(products=None),
+        "end_kernel": Limit(products=None),
         "own_kernel": Limit(),
         "join_kernel": Limit(products=None),
         "weight_kernel": Limit(products=None),
