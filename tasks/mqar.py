@@ -121,13 +121,9 @@ def first_slots(words: Tensor, n: int, power_a: float) -> Tensor:
     """n of the S slots in the order of a weighted draw without replacement, words [N, S] -> [N, n].
 
     Each slot waits an exponential time divided by its weight; the first n to arrive are the draw (Efraimidis and
-    Spirakis 2006; the same as Gumbel top-k). The lowest bits make way for the slot's number: no ties.
+    Spirakis 2006; the same as Gumbel top-k).
     """
-    S = words.shape[1]
-    low = (1 << (S - 1).bit_length()) - 1
-    arrival = draws.exponential(words) * handicaps(S, power_a, words.device)  # < 2^63
-    race = (arrival & ~low) | torch.arange(S, device=words.device)
-    return draws.sort(race)[:, :n] & low
+    return draws.race(words, handicaps(words.shape[1], power_a, words.device), n)
 
 
 @cache

@@ -7,6 +7,7 @@ every device, in any batch order and in any stack. No global generator is read o
     below       uniform in [0, n)
     distinct    without replacement, in the order drawn
     exponential waiting times in fixed point, for weighted draws by "who comes first"
+    race        who does
 
 Only integer operations touch the draws: the last bit of a floating-point log differs from device to device.
 """
@@ -126,11 +127,33 @@ def distinct(words: Tensor, n: int, limit: int) -> Tensor:
     """
     if words.shape[1] == limit:
         return ranked(words)[1][:, :n]
+    if in_one_launch(words):
+        from mixassay.kernels.philox import choose
+
+        if words.shape[1] <= choose.WIDEST:
+            return choose.distinct(words, n, limit)
     drawn = below(words, limit)
     ids, at = ranked(drawn)  # of equal ids the first drawn comes first
     new = torch.ones_like(ids, dtype=torch.bool).scatter_(1, at[:, 1:], ids[:, 1:] != ids[:, :-1])
     place = (new.cumsum(1) - 1).masked_fill_(~new, n).clamp_(max=n)  # repeats and surplus go to a spare column
     return drawn.new_full((len(drawn), n + 1), -1 << 40).scatter_(1, place, drawn)[:, :n]
+
+
+def race(words: Tensor, handicaps: Tensor, n: int) -> Tensor:
+    """Who of S arrive first, in this order: int64 [N, n] of words [N, S], one a runner.
+
+    Runner s takes an exponential time, times handicaps[s] (int64 [S], at most 2^27). The lowest bits of a time make way
+    for the runner's number: no ties.
+    """
+    S = words.shape[1]
+    low = (1 << (S - 1).bit_length()) - 1
+    if in_one_launch(words):
+        from mixassay.kernels.philox import choose
+
+        if S <= choose.WIDEST:
+            return choose.race(words, _quantiles(words.device), handicaps, n, low)
+    arrival = exponential(words) * handicaps  # < 2^63
+    return sort((arrival & ~low) | torch.arange(S, device=words.device))[:, :n] & low
 
 
 def permutation(seed: int | Tensor, stream: int, n: int, epoch: int = 0) -> Tensor:
