@@ -17,8 +17,10 @@ How many there are depends on the slots: one a tile, and some two for each bound
 head with more (boundaries every few tokens) leaves them unused.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mixassay.kernels.common.triton import weight
 from mixassay.kernels.dla.heads_triton import load_heads
@@ -84,11 +86,74 @@ def state_at(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexp
     return kk * V + vv, (kk < K) & (vv < V)
 
 
+@triton.jit
+def _slots(starts, b, h, n, T, H, r, there, C: tl.constexpr, SLOTS: tl.constexpr):
+    """The slots that the first token of tile n finds in its past, by their ranks: empty ones have end <= begin."""
+    at = starts + ((b * T + n * C) * H + h) * SLOTS + r
+    begin = tl.load(at, mask=there & (r < SLOTS), other=0)
+    end = tl.load(at - 1, mask=there & (r > 0) & (r < SLOTS), other=0)
+    return begin, tl.where(r == 0, n * C, end)
+
+
 @kernel
-def find_kernel(
+def link_kernel(
     starts,
-    numbers,  # [B H, NT, SLOTS]: the state of each rank at the first token of a tile, -1: no token before it
+    links,  # [B H, NT, SLOTS]: of a slot that tile n finds, its rank at tile n - 1, -1: empty, -2, -3, ..: the new ones
+    goes,  # [B H, NT, SLOTS]: of a slot that tile n finds, the rank at tile n + 1 of what it goes into, -1: it stays
+    counts,  # [B H, NT]: new ones
+    T,
+    NT,
+    H,
+    SLOTS: tl.constexpr,
+    BS: tl.constexpr,
+    C: tl.constexpr,
+    LIFE: tl.constexpr,
+):
+    head, b, h, n = tile_of(H, NT)
+    r = tl.arange(0, BS)
+    begin, end = _slots(starts, b, h, n, T, H, r, True, C, SLOTS)
+    old_begin, old_end = _slots(starts, b, h, n - 1, T, H, r, n > 0, C, SLOTS)
+    inside = (begin[:, None] <= old_begin[None, :]) & (end[:, None] > old_begin[None, :])
+    inside = inside & (old_begin < old_end)[None, :]
+    same = inside & (begin[:, None] == old_begin[None, :]) & (end[:, None] == old_end[None, :]) & (n % LIFE > 0)
+    link = tl.max(tl.where(same, r[None, :], -1), 1)
+    new = ((begin < end) & (link < 0)).to(tl.int32)
+    at = (head * NT + n) * SLOTS + r
+    tl.store(links + at, tl.where(new > 0, -1 - tl.cumsum(new), link), mask=r < SLOTS)
+    into = tl.max(tl.where(inside & (same == 0), r[:, None], -1), 0)
+    tl.store(goes + at - SLOTS, into, mask=(n > 0) & (r < SLOTS))
+    tl.store(counts + head * NT + n, tl.sum(new))
+
+
+@kernel
+def chain_kernel(
+    links,
     news,  # [B H, NT + 2]: states found by the tiles before, the number of the first new one
+    numbers,  # [B H, NT, SLOTS]: the state of each rank at the first token of a tile, -1: no token before it
+    NT,
+    SLOTS: tl.constexpr,
+    BW: tl.constexpr,
+):
+    """A head's tiles in sequence."""
+    head = tl.program_id(0).to(tl.int64)
+    r = tl.arange(0, BW)
+    links += head * NT * SLOTS + r
+    numbers += head * NT * SLOTS + r
+    number = tl.full([BW], -1, dtype=tl.int32)
+    for n in tl.range(0, NT, num_stages=4):  # loads a few tiles ahead
+        link = tl.load(links + n * SLOTS, mask=r < SLOTS, other=-1)
+        first = tl.load(news + head * (NT + 2) + n)
+        number = tl.gather(number, tl.maximum(link, 0), 0)
+        number = tl.where(link < 0, tl.where(link < -1, first - 2 - link, -1), number)
+        tl.store(numbers + n * SLOTS, number, mask=r < SLOTS)
+
+
+@kernel
+def table_kernel(
+    starts,
+    links,
+    goes,
+    numbers,
     table,  # [B H, FIELDS, ROOM]
     T,
     NT,
@@ -97,51 +162,43 @@ def find_kernel(
     SLOTS: tl.constexpr,
     BS: tl.constexpr,
     C: tl.constexpr,
-    LIFE: tl.constexpr,
 ):
-    """A head's tiles in sequence."""
-    head = tl.program_id(0).to(tl.int64)
-    b, h = head // H, head % H
+    """Of what tile n finds new, where it lies and who reads it first; of what goes with it, who read it last."""
+    head, b, h, n = tile_of(H, NT)
     r = tl.arange(0, BS)
-    table += head * FIELDS * ROOM
-    news += head * (NT + 2)
-    count = tl.zeros([], dtype=tl.int32)
-    old_begin = tl.zeros([BS], dtype=tl.int32)
-    old_end = tl.zeros([BS], dtype=tl.int32)
-    old = tl.full([BS], -1, dtype=tl.int32)
-    tl.store(news, 0)
-    starts += (b * T * H + h) * SLOTS + r
-    step = C * H.to(tl.int64) * SLOTS
-    begin_ahead = tl.load(starts + step, mask=(r < SLOTS) & (NT > 1), other=0)
-    end_ahead = tl.load(starts + step - 1, mask=(r > 0) & (r < SLOTS) & (NT > 1), other=0)
-    for n in range(1, NT):
-        begin = begin_ahead
-        end = tl.where(r == 0, n * C, end_ahead)
-        at = starts + (n + 1) * step  # loads that do not wait for this tile
-        begin_ahead = tl.load(at, mask=(r < SLOTS) & (n + 1 < NT), other=0)
-        end_ahead = tl.load(at - 1, mask=(r > 0) & (r < SLOTS) & (n + 1 < NT), other=0)
-        some = begin < end
-        inside = (begin[:, None] <= old_begin[None, :]) & (end[:, None] > old_begin[None, :]) & (old >= 0)[None, :]
-        same = inside & (begin[:, None] == old_begin[None, :]) & (end[:, None] == old_end[None, :]) & (n % LIFE > 0)
-        number = tl.max(tl.where(same, old[None, :], -1), 1)
-        new = some & (number < 0)
-        number = tl.where(new, count + tl.cumsum(new.to(tl.int32)) - 1, number)
-        gone = (old >= 0) & (tl.max(same.to(tl.int32), 0) == 0) & (old < ROOM)
-        tl.store(table + STOP * ROOM + old, n, mask=gone)
-        tl.store(table + INTO * ROOM + old, tl.max(tl.where(inside, number[:, None], -1), 0), mask=gone)
-        stored = new & (number < ROOM)
-        tl.store(table + BEGIN * ROOM + number, begin, mask=stored)
-        tl.store(table + END * ROOM + number, end, mask=stored)
-        tl.store(table + FIRST * ROOM + number, n, mask=stored)
-        tl.store(numbers + (head * NT + n) * SLOTS + r, number, mask=r < SLOTS)
-        tl.store(news + n, count)
-        count += tl.sum(new.to(tl.int32))
-        old_begin, old_end, old = begin, end, number
-    last = (old >= 0) & (old < ROOM)
-    tl.store(table + STOP * ROOM + old, NT, mask=last)
-    tl.store(table + INTO * ROOM + old, -1, mask=last)
-    tl.store(news + NT, count)
-    tl.store(news + NT + 1, count)
+    begin, end = _slots(starts, b, h, n, T, H, r, True, C, SLOTS)
+    at = (head * NT + n) * SLOTS
+    number = tl.load(numbers + at + r, mask=r < SLOTS, other=-1)
+    there = (number >= 0) & (number < ROOM)
+    new = there & (tl.load(links + at + r, mask=r < SLOTS, other=-1) < -1)
+    table += head * FIELDS * ROOM + number
+    tl.store(table + BEGIN * ROOM, begin, mask=new)
+    tl.store(table + END * ROOM, end, mask=new)
+    tl.store(table + FIRST * ROOM, tl.zeros([BS], dtype=tl.int32) + n, mask=new)
+    rank = tl.load(goes + at + r, mask=(r < SLOTS) & (n + 1 < NT), other=-1)
+    into = tl.load(numbers + at + SLOTS + rank, mask=rank >= 0, other=-1)
+    gone = there & ((rank >= 0) | (n + 1 == NT))
+    tl.store(table + STOP * ROOM, tl.zeros([BS], dtype=tl.int32) + n + 1, mask=gone)
+    tl.store(table + INTO * ROOM, into, mask=gone)
+
+
+def find(starts: Tensor, C: int, life: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
+    """numbers, news and table."""
+    B, T, H, SLOTS = starts.shape
+    NT, BS = triton.cdiv(T, C), max(16, triton.next_power_of_2(SLOTS))
+    numbers, links, goes = (starts.new_empty(B * H, NT, SLOTS) for _ in range(3))
+    counts, table = starts.new_empty(B * H, NT), starts.new_empty(B * H, FIELDS.value, room)
+    warps = min(16, max(1, BS**2 // 1024))
+    link_kernel[(B * H * NT,)](
+        starts, links, goes, counts, T, NT, H, SLOTS=SLOTS, BS=BS, C=C, LIFE=life, num_warps=warps
+    )
+    found = counts.cumsum(1, dtype=torch.int32)
+    news = torch.cat([torch.zeros_like(found[:, :1]), found, found[:, -1:]], 1)
+    chain_kernel[(B * H,)](links, news, numbers, NT, SLOTS=SLOTS, BW=max(32, BS), num_warps=1)
+    table_kernel[(B * H * NT,)](
+        starts, links, goes, numbers, table, T, NT, H, room, SLOTS=SLOTS, BS=BS, C=C, num_warps=1
+    )
+    return numbers, news, table
 
 
 @kernel

@@ -50,13 +50,12 @@ from mixassay.kernels.dla.slot_reads_triton import (
 from mixassay.kernels.dla.slot_states_triton import (
     BEGIN,
     END,
-    FIELDS,
     FIRST,
     STOP,
     dot,
     end_kernel,
     field,
-    find_kernel,
+    find,
     fits,
     join_kernel,
     own_kernel,
@@ -458,7 +457,6 @@ class _Call:
             "SLOTS": SLOTS,
             "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,
-            "LIFE": how.life,
             "DECAY": log_decay is not None,
             "DOT": dot,
             "ACC": acc,
@@ -466,9 +464,8 @@ class _Call:
             "num_warps": how.num_warps,
             "num_stages": how.num_stages,
         }
-        whole = {"numbers": (self.NT, SLOTS), "news": (self.NT + 2,), "table": (FIELDS.value, self.room)}
-        self.given |= {name: self.new(self.N, *shape, dtype=torch.int32) for name, shape in whole.items()}
-        self.launch(find_kernel, self.N, num_warps=min(16, max(1, self.given["BS"] ** 2 // 1024)))
+        names = ("numbers", "news", "table")
+        self.given |= dict(zip(names, find(self.given["starts"], how.C, how.life, self.room), strict=True))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.q.new_empty(shape, dtype=dtype or self.acc)

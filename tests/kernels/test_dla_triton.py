@@ -2,7 +2,6 @@
 is one. All ways of reading the past: all pairs of tiles, and the states of slots and the tree of long sequences."""
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -145,11 +144,7 @@ def test_states_are_the_slots_that_tiles_find(life: int, room: int) -> None:
     boundary[0, [3, 5, 16, 37, 39, 63], 0] = True
     boundary[..., 1] = True
     starts = slots(boundary, R).starts.contiguous()
-    new = partial(torch.full, fill_value=-7, dtype=torch.int32, device=DEVICE)
-    numbers, news, table = new((2, NT, R)), new((2, NT + 2)), new((2, slot_states_triton.FIELDS.value, room))
-    args = (starts.to(DEVICE), numbers, news, table, T, NT, 2, room)
-    find: Any = slot_states_triton.find_kernel
-    find[(2,)](*args, SLOTS=R, BS=16, C=C, LIFE=life, num_warps=1)
+    numbers, news, table = slot_states_triton.find(starts.to(DEVICE), C, life, room)
     cuts = [sorted({*starts[0, t, 0].tolist(), t}) for t in range(0, T, C)]
     found = [[(a, b, n // life) for a, b in pairwise(cut)] for n, cut in enumerate(cuts)]
     states = list(dict.fromkeys(slot for slots_of_tile in found for slot in reversed(slots_of_tile)))

@@ -60,7 +60,9 @@ TABLES = {
     },
     ("dla", 64): {
         "decay_kernel": Limit(products=None),
-        "find_kernel": Limit(products=None),
+        "link_kernel": Limit(products=None),
+        "chain_kernel": Limit(products=None),
+        "table_kernel": Limit(products=None),
         "end_kernel": Limit(products=None),
         "own_kernel": Limit(),
         "join_kernel": Limit(products=None),
