@@ -34,7 +34,7 @@ from mixassay.kernels.dla.slot_states_triton import (
     state_at,
     tile_of,
 )
-from mixassay.kernels.dla.weights_triton import by_rank
+from mixassay.kernels.dla.weights_triton import by_rank, by_slot
 
 
 @triton.jit
@@ -345,20 +345,20 @@ def rank_kernel(
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
     at = begin + i[:, None] * H * SLOTS + r[None, :]
     live = (i < left)[:, None] & (r < SLOTS)[None, :]
-    fewer = live & (r > 0)[None, :]
-    newer = tl.load(starts + at - 1, mask=fewer, other=T)
     reads += ((head * NT + n) * C + i) * SLOTS
     if DECAY:
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
         before = tl.load(P + head * (NT + 1) + n)
-    dw = tl.zeros([C, BS], dtype=ACC)
+    upto = tl.zeros([C, BS], dtype=ACC)
+    total = tl.zeros([C], dtype=ACC)
     for rank in range(first, last):
         end = tl.load(starts + begin + rank - 1, mask=rank > 0, other=n * C)
         x = tl.load(reads + rank)
         if DECAY:
             x *= weight((before - decay_to(end, G, P, head, T, NT, C)).to(to.dtype) + to, ACC)
-        dw += tl.where((st < end) & (end <= newer), x[:, None], 0.0)
-    dw = tl.load(drank_scale + at, mask=live, other=0.0) + dw * scale
+        upto += tl.where(st >= end, x[:, None], 0.0)
+        total += x
+    dw = tl.load(drank_scale + at, mask=live, other=0.0) + by_slot(upto, total, C, BS) * scale
     tl.store(drank_scale + at, dw, mask=live)
     if DECAY or GATE:
         u += head * T + n * C + i
@@ -367,6 +367,7 @@ def rank_kernel(
         if GATE:
             each = N.to(tl.int64) * T
             more = live & (r + 1 < SLOTS)[None, :]
+            fewer = live & (r > 0)[None, :]
             up = tl.where(more, tl.load(rank_scale + at + 1, mask=more, other=0.0) - W, 0.0)
             down = tl.where(fewer, W - tl.load(rank_scale + at - 1, mask=fewer, other=0.0), 0.0)
             tl.store(u + each, tl.sum(up * dw, 1), mask=i < left)
