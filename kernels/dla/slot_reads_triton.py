@@ -77,6 +77,7 @@ def weight_kernel(
     place,  # [B H, ROOM]: of a state, the row of its weights in tile n, less n
     weights,  # [B H, NT, SLOTS, C]: w
     turned,  # [3 or 1, B H, NT SLOTS, C]: w of a state's readers; GATE: and the steps to the weights up and down
+    passed,  # [B H, NT, SLOTS]: decay from the end of a slot to the tile
     T,
     NT,
     H,
@@ -122,6 +123,8 @@ def weight_kernel(
             number = tl.load(numbers + rows, mask=r < SLOTS, other=-1)
             live = number >= 0
             rows = head * NT * SLOTS + n + tl.load(place + head * ROOM + number, mask=live, other=0)
+            if DECAY:
+                tl.store(passed + (head * NT + n) * SLOTS + r, weight(since, ACC), mask=r < SLOTS)
             at = turned + rows[:, None] * C + i[None, :]
             tl.store(at, w, mask=live[:, None])
             if GATE:
@@ -216,7 +219,7 @@ def pull_kernel(
     rows = (head * NT + n) * SLOTS
     dqs = tl.zeros([C, BK], dtype=ACC)
     read = tl.zeros([C, BS], dtype=ACC)
-    columns = tl.arange(0, BS)[None, :]
+    columns = tl.arange(0, BS)
     number, w = _read(numbers, weights, rows + first, first < last, C)
     for r in range(first, last):
         S = _load_state(states, head * SPACE + number, K, V, BK, BV)
@@ -226,11 +229,11 @@ def pull_kernel(
             x = tl.dot(dos, tl.trans(S), acc=x, input_precision=PREC, out_dtype=ACC)
         number, ahead = _read(numbers, weights, rows + r + 1, r + 1 < last, C)
         dqs += x * w[:, None]
-        read = tl.where(columns == r, tl.sum(x * qs, 1)[:, None], read)
+        read = tl.where(columns[None, :] == r, tl.sum(x * qs, 1)[:, None], read)
         w = ahead
     if filled:
-        at = reads + ((head * NT + n) * C + i)[:, None] * SLOTS + columns
-        tl.store(at, read, mask=columns < SLOTS)
+        at = reads + ((head * NT + n) * C + i)[:, None] * SLOTS + columns[None, :]
+        tl.store(at, read, mask=(columns < SLOTS)[None, :])
         store_heads(past, dqs, row, h, i, left, H, K, BK)
 
 
@@ -316,8 +319,8 @@ def rank_kernel(
     rank_scale,
     starts,
     G,
-    P,
     news,
+    passed,
     reads,
     drank_scale,  # [B, T, H, SLOTS]: on entry without the reads of states
     u,  # [3, B H, T]: row sums of F . M, F . up, F . down
@@ -345,20 +348,26 @@ def rank_kernel(
     st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
     at = begin + i[:, None] * H * SLOTS + r[None, :]
     live = (i < left)[:, None] & (r < SLOTS)[None, :]
-    reads += ((head * NT + n) * C + i) * SLOTS
+    rows = head * NT + n
+    reads += rows * C * SLOTS + i * SLOTS
+    passed += rows * SLOTS
+    some = (r >= first) & (r < last)
+    x = tl.load(reads[:, None] + r[None, :], mask=some[None, :], other=0.0)
+    if DECAY:
+        x *= tl.load(passed + r, mask=some, other=0.0)[None, :]
+    total = tl.sum(x, 1)
+    upto = tl.zeros([C, BS], dtype=ACC)
+    for rank in tl.range(first, last, num_stages=3):
+        end = tl.load(starts + begin + rank - 1, mask=rank > 0, other=n * C)
+        read = tl.load(reads + rank)
+        if DECAY:
+            read *= tl.load(passed + rank)
+        upto += tl.where(st >= end, read[:, None], 0.0)
+    within = by_slot(upto, total, C, BS) * scale
     if DECAY:
         to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-        before = tl.load(P + head * (NT + 1) + n)
-    upto = tl.zeros([C, BS], dtype=ACC)
-    total = tl.zeros([C], dtype=ACC)
-    for rank in range(first, last):
-        end = tl.load(starts + begin + rank - 1, mask=rank > 0, other=n * C)
-        x = tl.load(reads + rank)
-        if DECAY:
-            x *= weight((before - decay_to(end, G, P, head, T, NT, C)).to(to.dtype) + to, ACC)
-        upto += tl.where(st >= end, x[:, None], 0.0)
-        total += x
-    dw = tl.load(drank_scale + at, mask=live, other=0.0) + by_slot(upto, total, C, BS) * scale
+        within *= weight(to, ACC)[:, None]
+    dw = tl.load(drank_scale + at, mask=live, other=0.0) + within
     tl.store(drank_scale + at, dw, mask=live)
     if DECAY or GATE:
         u += head * T + n * C + i

@@ -509,6 +509,7 @@ class _Call:
         found = torch.arange(self.room, device=lives.device) < self.given["news"][:, -1:]
         before = torch.where(found, lives, 0).cumsum(1, dtype=torch.int32) - lives
         self.given["place"] = before - table[:, FIRST.value]
+        self.given["passed"] = torch.empty_like(self.given["numbers"], dtype=self.acc)
         self.launch(weight_kernel, self.tiles, weights=weights, turned=turned, **wanted)
         return weights
 
