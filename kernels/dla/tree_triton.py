@@ -15,7 +15,7 @@ import triton.language as tl
 
 from mixassay.kernels.common.triton import weight
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
-from mixassay.kernels.dla.slot_states_triton import dot, fits, state_at, tile_of
+from mixassay.kernels.dla.slot_states_triton import dot, fits, state_at
 from mixassay.kernels.dla.weights_triton import (
     by_rank,
     by_slot,
@@ -30,8 +30,20 @@ from mixassay.kernels.dla.weights_triton import (
     weights_at,
 )
 
+TILES = tl.constexpr(8)  # of a program, or nodes: heads with states of slots, most or all, are to be done with soon
+
 # Compiled once, whatever the sizes.
 kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "NODES", "HEIGHT", "ROOM", "SPACE"])
+
+
+@triton.jit
+def _share(count, news, H, NT, ROOM):
+    """Head in all, its batch row and number; a program's first of `count` tiles (or nodes), the end, and the step."""
+    parts = tl.cdiv(count, TILES)
+    index = tl.program_id(0).to(tl.int64)
+    head = index // parts
+    last = tl.where(fits(news, head, NT, ROOM), 0, count)
+    return head, head // H, head % H, (index % parts).to(tl.int32), last, parts
 
 
 @kernel
@@ -60,8 +72,8 @@ def leaf_kernel(
     PREC: tl.constexpr,
 ):
     """A tile's own state at its end."""
-    head, b, h, n = tile_of(H, NT)
-    if not fits(news, head, NT, ROOM):
+    head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
+    for n in range(part, last, parts):
         row = b * T + n * C
         left = T - n * C
         i = tl.arange(0, C)
@@ -191,40 +203,41 @@ def tree_output_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
+    head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
     first = b * T
-    row = first + n * C
-    left = tl.where(fits(news, head, NT, ROOM), 0, T - n * C)  # the others read states of slots
-    i = tl.arange(0, C)
-    r = tl.arange(0, BS)
-    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    to = tl.zeros([C], dtype=ACC)
-    if DECAY:
-        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-    out = tl.zeros([C, BV], dtype=ACC)
-    end = tl.where(left > 0, (n + 1) * C, 0)
-    while end > 0:
-        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-        if node >= 0:
-            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-            if DECAY:
-                w *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)
-            out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
-        else:
-            p = begin // C
-            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-            A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
-            AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
-            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
-            out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
-        end = begin
-    store_heads(o, out * scale, row, h, i, left, H, V, BV)
+    for n in range(part, last, parts):
+        row = first + n * C
+        left = T - n * C
+        i = tl.arange(0, C)
+        r = tl.arange(0, BS)
+        st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        to = tl.zeros([C], dtype=ACC)
+        if DECAY:
+            to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+        out = tl.zeros([C, BV], dtype=ACC)
+        end = (n + 1) * C
+        while end > 0:
+            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            if node >= 0:
+                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+                at, keep = state_at(K, V, BK, BV)
+                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                if DECAY:
+                    w *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)
+                out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
+            else:
+                p = begin // C
+                ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+                A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+                A = _decayed(A, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
+                opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
+                AM = weighed(A, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
+                vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
+                out = tl.dot(AM.to(DOT), vs, acc=out, input_precision=PREC, out_dtype=ACC)
+            end = begin
+        store_heads(o, out * scale, row, h, i, left, H, V, BV)
 
 
 @kernel
@@ -318,13 +331,8 @@ def node_kernel(
     PREC: tl.constexpr,
 ):
     """The gradient of a node by those who read it; with a gate, also what it were with weights up and down."""
-    index = tl.program_id(0).to(tl.int64)
-    head, node = index // NODES, NODES - 1 - (index % NODES).to(tl.int32)  # those that most tiles read come first
-    b, h = head // H, head % H
-    start = tl.zeros([], dtype=tl.int32)
-    stop = tl.zeros([], dtype=tl.int32)
-    end = tl.zeros([], dtype=tl.int32)
-    if not fits(news, head, NT, ROOM):
+    head, b, h, part, last, parts = _share(NODES, news, H, NT, ROOM)
+    for node in range(part, last, parts):
         height = tl.zeros([], dtype=tl.int32)
         offset = tl.zeros([], dtype=tl.int32)
         while node - offset >= (NT >> height):
@@ -333,36 +341,36 @@ def node_kernel(
         number = node - offset
         start, stop = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
         end = (number + 1 << height) * C
-    if start < stop:
-        i = tl.arange(0, C)
-        r = tl.arange(0, BS)
-        dS = tl.zeros([BK, BV], dtype=ACC)
-        if GATE:
-            dS_up = tl.zeros([BK, BV], dtype=ACC)
-            dS_down = tl.zeros([BK, BV], dtype=ACC)
-        for n in range(start, stop):
-            row = b * T + n * C
-            left = T - n * C
-            st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-            qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT))
-            dos = load_heads(do, row, h, i, left, H, V, BV).to(ACC)
-            w, up, down = weights_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            D = tl.zeros([C], dtype=ACC) + scale
-            if DECAY:
-                to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-                D *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)
-            w, up, down = w * D, up * D, down * D
-            dS = dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
+        if start < stop:
+            i = tl.arange(0, C)
+            r = tl.arange(0, BS)
+            dS = tl.zeros([BK, BV], dtype=ACC)
             if GATE:
-                dS_up = dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
-                dS_down = dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
-        at, keep = state_at(K, V, BK, BV)
-        at += dtree + (head * SPACE + node) * K * V
-        tl.store(at, dS, mask=keep)
-        if GATE:
-            each = N.to(tl.int64) * SPACE * K * V
-            tl.store(at + each, dS_up, mask=keep)
-            tl.store(at + 2 * each, dS_down, mask=keep)
+                dS_up = tl.zeros([BK, BV], dtype=ACC)
+                dS_down = tl.zeros([BK, BV], dtype=ACC)
+            for n in range(start, stop):
+                row = b * T + n * C
+                left = T - n * C
+                st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+                qs = tl.trans(load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT))
+                dos = load_heads(do, row, h, i, left, H, V, BV).to(ACC)
+                w, up, down = weights_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+                D = tl.zeros([C], dtype=ACC) + scale
+                if DECAY:
+                    to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+                    D *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)
+                w, up, down = w * D, up * D, down * D
+                dS = dot(qs, dos * w[:, None], dS, TWICE, DOT, ACC, PREC)
+                if GATE:
+                    dS_up = dot(qs, dos * up[:, None], dS_up, TWICE, DOT, ACC, PREC)
+                    dS_down = dot(qs, dos * down[:, None], dS_down, TWICE, DOT, ACC, PREC)
+            at, keep = state_at(K, V, BK, BV)
+            at += dtree + (head * SPACE + node) * K * V
+            tl.store(at, dS, mask=keep)
+            if GATE:
+                each = N.to(tl.int64) * SPACE * K * V
+                tl.store(at + each, dS_up, mask=keep)
+                tl.store(at + 2 * each, dS_down, mask=keep)
 
 
 @kernel
@@ -401,51 +409,52 @@ def tree_query_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
+    head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
     first = b * T
-    row = first + n * C
-    left = tl.where(fits(news, head, NT, ROOM), 0, T - n * C)  # the others read states of slots
-    i = tl.arange(0, C)
-    r = tl.arange(0, BS)
-    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-    to = tl.zeros([C], dtype=ACC)
-    if DECAY:
-        to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
-    dqs = tl.zeros([C, BK], dtype=ACC)
-    before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
-    total = tl.zeros([C], dtype=ACC)
-    end = tl.where(left > 0, (n + 1) * C, 0)
-    while end > 0:
-        begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-        node, begin = _older(end, begins, n, NT, HEIGHTS, C)
-        if node >= 0:
-            w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-            at, keep = state_at(K, V, BK, BV)
-            S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
-            x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-            if DECAY:
-                x *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)[:, None]
-            dqs += x * w[:, None]
-            read = tl.sum(x * qs.to(ACC), 1)
-            before += tl.where(st >= end, read[:, None], 0.0)
-            total += read
-        else:
-            p = begin // C
-            ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
-            vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
-            dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-            dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
-            F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-            opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
-            total += tl.sum(F, 1)
-            before += up_to_starts(F, st, opened, n * C, p * C, C)
-            dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
-            dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
-        end = begin
-    store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
-    store_heads(drank_scale, by_slot(before, total, C, BS) * scale, row, h, i, left, H, SLOTS, BS)
+    for n in range(part, last, parts):
+        row = first + n * C
+        left = T - n * C
+        i = tl.arange(0, C)
+        r = tl.arange(0, BS)
+        st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
+        to = tl.zeros([C], dtype=ACC)
+        if DECAY:
+            to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
+        dqs = tl.zeros([C, BK], dtype=ACC)
+        before = tl.zeros([C, BS], dtype=ACC)  # sums of F up to where each slot starts, and of all tokens
+        total = tl.zeros([C], dtype=ACC)
+        end = (n + 1) * C
+        while end > 0:
+            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
+            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            if node >= 0:
+                w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
+                at, keep = state_at(K, V, BK, BV)
+                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+                if DECAY:
+                    x *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)[:, None]
+                dqs += x * w[:, None]
+                read = tl.sum(x * qs.to(ACC), 1)
+                before += tl.where(st >= end, read[:, None], 0.0)
+                total += read
+            else:
+                p = begin // C
+                ks = load_heads(k, first + p * C, h // R, i, T - p * C, H // R, K, BK).to(DOT)
+                vs = load_heads(v, first + p * C, h, i, T - p * C, H, V, BV).to(DOT)
+                dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
+                dA = _decayed(dA, to, G, P, head, n, p, T, NT, C, DECAY, ACC)
+                F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
+                opened = inner_starts(until, first + p * C, h, i, T - p * C, H)
+                total += tl.sum(F, 1)
+                before += up_to_starts(F, st, opened, n * C, p * C, C)
+                dAM = weighed(dA, st, rank_scale, opened, row, h, left, n * C, p * C, H, C, BS, SLOTS)
+                dqs = tl.dot(dAM.to(DOT), ks, acc=dqs, input_precision=PREC, out_dtype=ACC)
+            end = begin
+        store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
+        store_heads(drank_scale, by_slot(before, total, C, BS) * scale, row, h, i, left, H, SLOTS, BS)
 
 
 @kernel
@@ -490,121 +499,118 @@ def tree_key_kernel(
     PREC: tl.constexpr,
 ):
     """For the tokens of tile m: tiles that read them one by one, then the nodes that they are part of."""
-    index = tl.program_id(0).to(tl.int64)
-    head, m = index // NT, (index % NT).to(tl.int32)
-    b, h = head // H, head % H
+    head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
     first = b * T
-    i = tl.arange(0, C)
-    j = m * C + i
-    here = tl.where(fits(news, head, NT, ROOM), 0, T - m * C)  # the others read states of slots
-    r = tl.arange(0, BS)
-    ks = load_heads(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
-    vs = load_heads(v, first + m * C, h, i, here, H, V, BV).to(DOT)
-    if DECAY:
-        at_P = P + head * (NT + 1)
-        since = tl.load(G + head * T + j, mask=i < here, other=0.0)
-    opened = inner_starts(until, first + m * C, h, i, here, H)
-    latest = tl.max(opened)
-    dks = tl.zeros([C, BK], dtype=ACC)
-    dvs = tl.zeros([C, BV], dtype=ACC)
-    column = tl.zeros([C], dtype=ACC)
-    column_up = tl.zeros([C], dtype=ACC)
-    column_down = tl.zeros([C], dtype=ACC)
-    stop = tl.load(spans + head * NODES + m, mask=here > 0, other=0)
-    for n in range(m, stop):
-        t = n * C + i
-        left = T - n * C
-        row = first + n * C
-        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-        dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-        A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
-        dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
-        D = t[None, :] >= j[:, None]
+    for m in range(part, last, parts):
+        i = tl.arange(0, C)
+        j = m * C + i
+        here = T - m * C
+        r = tl.arange(0, BS)
+        ks = load_heads(k, first + m * C, h // R, i, here, H // R, K, BK).to(DOT)
+        vs = load_heads(v, first + m * C, h, i, here, H, V, BV).to(DOT)
         if DECAY:
-            to = tl.load(G + head * T + t, mask=t < T, other=0.0)
-            to += (tl.load(at_P + n) - tl.load(at_P + m)).to(to.dtype)
-            D = tl.where(D, weight(to[None, :] - since[:, None], ACC), 0.0)
-        else:
-            D = D.to(ACC)
-        dA *= D
-        F = A * dA
-        A *= D
-        st = by_rank(starts, row, h, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
-        W = by_rank(rank_scale, row, h, i[None, :], left, r[:, None], H, SLOTS)
-        rank = rank_of(m * C, st, 0)
-        place, several = inner(opened, n * C, C)
-        if several:
-            each = ranks(rank, opened, t, j, 0)
-            M = tl.gather(W, each, 0)
-            if GATE:
-                column_up += tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
-                column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
+            at_P = P + head * (NT + 1)
+            since = tl.load(G + head * T + j, mask=i < here, other=0.0)
+        opened = inner_starts(until, first + m * C, h, i, here, H)
+        latest = tl.max(opened)
+        dks = tl.zeros([C, BK], dtype=ACC)
+        dvs = tl.zeros([C, BV], dtype=ACC)
+        column = tl.zeros([C], dtype=ACC)
+        column_up = tl.zeros([C], dtype=ACC)
+        column_down = tl.zeros([C], dtype=ACC)
+        for n in range(m, tl.load(spans + head * NODES + m)):
+            t = n * C + i
+            left = T - n * C
+            row = first + n * C
+            qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+            dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
+            A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
+            dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC)
+            D = t[None, :] >= j[:, None]
             if DECAY:
-                column += tl.sum(F * M, 1)
-            A *= M
-            dA *= M
-        else:
-            w = pick(W, r[:, None], rank, 0)
-            up = pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
-            newer = pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
-            open = latest > t
-            within = i[:, None] >= place
-            M = tl.where(within, tl.where(open, newer, w)[None, :], w[None, :])
-            if GATE:
-                newest = pick(W, r[:, None], tl.maximum(rank - 2, 0), 0)
-                down = w - newer
-                column_up += tl.sum(F * tl.where(within, tl.where(open, down, up)[None, :], up[None, :]), 1)
-                step = tl.where(open, newer - newest, down)
-                column_down += tl.sum(F * tl.where(within, step[None, :], down[None, :]), 1)
-            if DECAY:
-                column += tl.sum(F * M, 1)
-            A *= M
-            dA *= M
-        dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
-        dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
-    dks *= scale
-    at, keep = state_at(K, V, BK, BV)
-    dtree += head * SPACE * K * V
-    more = N.to(tl.int64) * SPACE * K * V
-    dS = tl.zeros([BK, BV], dtype=ACC)
-    if GATE:
-        dS_up = tl.zeros([BK, BV], dtype=ACC)
-        dS_down = tl.zeros([BK, BV], dtype=ACC)
-    offset = tl.zeros([], dtype=tl.int32)
-    for height in range(0, tl.where(here > 0, HEIGHTS, 0)):
-        number = m >> height
-        if number < (NT >> height):
-            reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
-            if reads < stops:
-                e = tl.full([], 1.0, dtype=ACC)
-                if DECAY:
-                    e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
-                x = dtree + (offset + number).to(tl.int64) * K * V + at
-                dS += tl.load(x, mask=keep, other=0.0) * e
+                to = tl.load(G + head * T + t, mask=t < T, other=0.0)
+                to += (tl.load(at_P + n) - tl.load(at_P + m)).to(to.dtype)
+                D = tl.where(D, weight(to[None, :] - since[:, None], ACC), 0.0)
+            else:
+                D = D.to(ACC)
+            dA *= D
+            F = A * dA
+            A *= D
+            st = by_rank(starts, row, h, i[None, :], left, r[:, None], H, SLOTS)  # [r, t]
+            W = by_rank(rank_scale, row, h, i[None, :], left, r[:, None], H, SLOTS)
+            rank = rank_of(m * C, st, 0)
+            place, several = inner(opened, n * C, C)
+            if several:
+                each = ranks(rank, opened, t, j, 0)
+                M = tl.gather(W, each, 0)
                 if GATE:
-                    dS_up += tl.load(x + more, mask=keep, other=0.0) * e
-                    dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
-        offset += NT >> height
-    e = tl.full([C], 1.0, dtype=ACC)
-    if DECAY:
-        e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
-    x = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
-    dks += x
-    dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
-    column += tl.sum(x * ks.to(ACC), 1)
-    if GATE:
-        x = dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-        column_up += tl.sum(x * ks.to(ACC), 1) * e
-        x = dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-        column_down += tl.sum(x * ks.to(ACC), 1) * e
-    store_heads(dk, dks, first + m * C, h, i, here, H, K, BK)
-    store_heads(dv, dvs, first + m * C, h, i, here, H, V, BV)
-    if DECAY or GATE:
-        at_u = u + head * T + j
-    if DECAY:
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column, mask=i < here)
-    if GATE:
-        at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_up, mask=i < here)
-        at_u += N.to(tl.int64) * T
-        tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_down, mask=i < here)
+                    column_up += tl.sum(F * (tl.gather(W, tl.minimum(each + 1, SLOTS - 1), 0) - M), 1)
+                    column_down += tl.sum(F * (M - tl.gather(W, tl.maximum(each - 1, 0), 0)), 1)
+                if DECAY:
+                    column += tl.sum(F * M, 1)
+                A *= M
+                dA *= M
+            else:
+                w = pick(W, r[:, None], rank, 0)
+                up = pick(W, r[:, None], tl.minimum(rank + 1, SLOTS - 1), 0) - w
+                newer = pick(W, r[:, None], tl.maximum(rank - 1, 0), 0)
+                open = latest > t
+                within = i[:, None] >= place
+                M = tl.where(within, tl.where(open, newer, w)[None, :], w[None, :])
+                if GATE:
+                    newest = pick(W, r[:, None], tl.maximum(rank - 2, 0), 0)
+                    down = w - newer
+                    column_up += tl.sum(F * tl.where(within, tl.where(open, down, up)[None, :], up[None, :]), 1)
+                    step = tl.where(open, newer - newest, down)
+                    column_down += tl.sum(F * tl.where(within, step[None, :], down[None, :]), 1)
+                if DECAY:
+                    column += tl.sum(F * M, 1)
+                A *= M
+                dA *= M
+            dvs = tl.dot(A.to(DOT), dos, acc=dvs, input_precision=PREC, out_dtype=ACC)
+            dks = tl.dot(dA.to(DOT), qs, acc=dks, input_precision=PREC, out_dtype=ACC)
+        dks *= scale
+        at, keep = state_at(K, V, BK, BV)
+        more = N.to(tl.int64) * SPACE * K * V
+        dS = tl.zeros([BK, BV], dtype=ACC)
+        if GATE:
+            dS_up = tl.zeros([BK, BV], dtype=ACC)
+            dS_down = tl.zeros([BK, BV], dtype=ACC)
+        offset = tl.zeros([], dtype=tl.int32)
+        for height in range(0, HEIGHTS):
+            number = m >> height
+            if number < (NT >> height):
+                reads, stops = _readers(spans + head * NODES, height, number, offset, NT, HEIGHTS)
+                if reads < stops:
+                    e = tl.full([], 1.0, dtype=ACC)
+                    if DECAY:
+                        e = weight(tl.load(at_P + (number + 1 << height)) - tl.load(at_P + m + 1), ACC)
+                    x = dtree + (head * SPACE + offset + number) * K * V + at
+                    dS += tl.load(x, mask=keep, other=0.0) * e
+                    if GATE:
+                        dS_up += tl.load(x + more, mask=keep, other=0.0) * e
+                        dS_down += tl.load(x + 2 * more, mask=keep, other=0.0) * e
+            offset += NT >> height
+        e = tl.full([C], 1.0, dtype=ACC)
+        if DECAY:
+            e = weight((tl.load(at_P + m + 1) - tl.load(at_P + m)).to(since.dtype) - since, ACC)
+        x = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
+        dks += x
+        dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
+        column += tl.sum(x * ks.to(ACC), 1)
+        if GATE:
+            x = dot(vs, tl.trans(dS_up), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+            column_up += tl.sum(x * ks.to(ACC), 1) * e
+            x = dot(vs, tl.trans(dS_down), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
+            column_down += tl.sum(x * ks.to(ACC), 1) * e
+        store_heads(dk, dks, first + m * C, h, i, here, H, K, BK)
+        store_heads(dv, dvs, first + m * C, h, i, here, H, V, BV)
+        if DECAY or GATE:
+            at_u = u + head * T + j
+        if DECAY:
+            tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column, mask=i < here)
+        if GATE:
+            at_u += N.to(tl.int64) * T
+            tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_up, mask=i < here)
+            at_u += N.to(tl.int64) * T
+            tl.store(at_u, tl.load(at_u, mask=i < here, other=0.0) - column_down, mask=i < here)

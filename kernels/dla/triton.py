@@ -63,6 +63,7 @@ from mixassay.kernels.dla.slot_states_triton import (
     tile_of,
 )
 from mixassay.kernels.dla.tree_triton import (
+    TILES,
     leaf_kernel,
     node_kernel,
     span_kernel,
@@ -345,7 +346,7 @@ def forward(
     past = torch.empty_like(o, dtype=call.acc)
     call.launch(read_kernel, call.tiles, states=states, weights=weights, past=past, **call.reads)
     call.launch(output_kernel, call.tiles, past=past, o=o)
-    call.launch(tree_output_kernel, call.tiles, tree=tree, o=o)
+    call.launch(tree_output_kernel, call.N * triton.cdiv(call.NT, TILES.value), tree=tree, o=o)
     return o
 
 
@@ -380,7 +381,7 @@ def backward(
     call.launch(span_kernel, call.N * triton.cdiv(call.nodes, 64), spans=spans, BLOCK=64, num_warps=4)
     dtree = call.new(len(u), *tree.shape)
     call.launch(push_kernel, call.N * call.room, turned=turned, dtree=dtree, do=do, **wanted, **call.reads)
-    call.launch(node_kernel, call.N * call.nodes, spans=spans, dtree=dtree, do=do, **wanted)
+    call.launch(node_kernel, call.N * triton.cdiv(call.nodes, TILES.value), spans=spans, dtree=dtree, do=do, **wanted)
     call.join(dtree, None, True)
     reads, past = torch.empty_like(weights), torch.empty_like(dq, dtype=call.acc)
     given = {"states": states, "weights": weights, "past": past, "reads": reads, "do": do}
@@ -388,10 +389,12 @@ def backward(
     pull = wanted | {"num_warps": call.pull_warps}
     gradients = {"dq": dq, "dk": dk, "dv": dv, "drank_scale": dweights, "u": u, "do": do}
     call.launch(query_kernel, call.tiles, past=past, **gradients, **pull)
-    call.launch(tree_query_kernel, call.tiles, tree=tree, **gradients, **pull)
+    call.launch(tree_query_kernel, call.N * triton.cdiv(call.NT, TILES.value), tree=tree, **gradients, **pull)
     call.launch(rank_kernel, call.tiles, reads=reads, **gradients, **wanted)
     call.launch(key_kernel, call.tiles, dtree=dtree, **gradients, **pull)
-    call.launch(tree_key_kernel, call.tiles, spans=spans, dtree=dtree, **gradients, **pull)
+    call.launch(
+        tree_key_kernel, call.N * triton.cdiv(call.NT, TILES.value), spans=spans, dtree=dtree, **gradients, **pull
+    )
     dg, dgate = sums(u, None, call.log_decay, call.given["until"], gated)
     if not alone:
         dq, dk = (x.unflatten(2, (-1, call.R)).sum(3).to(q.dtype) for x in (dq, dk))
@@ -495,7 +498,7 @@ class _Call:
             self.launch(end_kernel, self.N * triton.cdiv(self.room, 128), BLOCK=128, num_warps=4)
         self.launch(own_kernel, self.tiles, tree=tree, TWICE=twice, num_stages=1)
         self.join(tree, None if states is tree else states, False, TWICE=twice)
-        self.launch(leaf_kernel, self.tiles, tree=tree, TWICE=twice)
+        self.launch(leaf_kernel, self.N * triton.cdiv(self.NT, TILES.value), tree=tree, TWICE=twice)
         for h in range(1, self.heights):
             where = {"HEIGHT": h, "below": self.offsets[h - 1], "here": self.offsets[h]}
             self.launch(up_kernel, self.blocks * self.N * (self.NT >> h), tree=tree, **where, **self.flat)

@@ -80,7 +80,7 @@ TABLES = {
         "span_kernel": Limit(products=None),
         "node_kernel": Limit(),
         "tree_query_kernel": Limit(336),
-        "tree_key_kernel": Limit(624),
+        "tree_key_kernel": Limit(776),
         "sum_kernel": Limit(products=None),
     },
     ("dla.pairs", 64): {
