@@ -1,8 +1,8 @@
-"""Records of benchmarks as a picture: time against T, both axes logarithmic, one panel for each width of a head.
+"""Records of benchmarks as a picture: time and memory against T, axes logarithmic, a panel for each width of a head.
 
 Ours are solid, peers dashed in the colour of the operator that they compute, which is the same in all panels; each line
-is named at its end. All times are for one number of tokens, however long the sequences. Needs matplotlib, which nothing
-else here does: `pip install 'mixassay[plot]'`.
+is named at its end. Values are for one number of tokens, however long the sequences, memory is the peak beyond the
+inputs. Needs matplotlib, which nothing else here does: `pip install 'mixassay[plot]'`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,13 +54,14 @@ def panels(records: Sequence[Record]) -> list[list[Panel]]:
     """Rows of panels: a row for each pass (kernels), or one for each setting (decode)."""
     kernels = sorted(groups(records, "kernels", shape_of), key=lambda group: group[0]["D"])
     number = {op: n for n, op in enumerate(dict.fromkeys(r["op"] for group in kernels for r in group))}
-    found = [[p for group in kernels if (p := _kernels(group, which, number)).lines] for which in PASSES]
+    found = [[p for group in kernels if (p := _kernels(group, which, "ms", number)).lines] for which in PASSES]
+    found.append([p for group in kernels if (p := _kernels(group, PASSES[-1], "peak_bytes", number)).lines])
     found += [_decode(group) for group in groups(records, "decode", setting_of)]
     return [row for row in found if row]
 
 
-def _kernels(group: Sequence[Record], which: str, number: Mapping[str, int]) -> Panel:
-    timed = [record for record in group if "ms" in record[which]]
+def _kernels(group: Sequence[Record], which: str, what: str, number: Mapping[str, int]) -> Panel:
+    timed = [record for record in group if record[which].get(what) is not None]
     names = dict.fromkeys((record["op"], record["implementation"]) for record in timed)
     tokens = min(record["B"] * record["T"] for record in group)
     lines = []
@@ -69,10 +70,11 @@ def _kernels(group: Sequence[Record], which: str, number: Mapping[str, int]) -> 
         name = op if mine[0]["ours"] else implementation
         if any(record[which]["status"] == "wrong" for record in mine):
             name += " (wrong)"
-        times = points((r["T"], r[which]["ms"] * tokens / (r["B"] * r["T"])) for r in mine)
-        lines.append(Line(name, number[op], not mine[0]["ours"], times))
-    title = f"{TITLES[which]}, D={group[0]['D']}, H={group[0]['H']}, {group[0]['dtype']}"
-    return Panel(title, f"ms for {tokens:,} tokens", tuple(lines))
+        values = points((r["T"], r[which][what] * tokens / (r["B"] * r["T"])) for r in mine)
+        lines.append(Line(name, number[op], not mine[0]["ours"], values))
+    of, unit = ("", "ms") if what == "ms" else ("peak memory, ", "bytes")
+    title = f"{of}{TITLES[which]}, D={group[0]['D']}, H={group[0]['H']}, {group[0]['dtype']}"
+    return Panel(title, f"{unit} for {tokens:,} tokens", tuple(lines))
 
 
 def _decode(group: Sequence[Record]) -> list[Panel]:
@@ -107,7 +109,7 @@ def draw(axes: Any, panel: Panel) -> None:
     axes.set_yscale("log", base=2)
     axes.set_xticks(lengths, [binary(T) for T in lengths])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda y, _: binary(y) if panel.unit == "bytes" else f"{y:g}")
+    axes.yaxis.set_major_formatter(lambda y, _: binary(y) if panel.unit.startswith("bytes") else f"{y:g}")
     axes.set_xlabel("T")
     axes.set_ylabel(panel.unit)
     axes.set_title(panel.title, fontsize=10)

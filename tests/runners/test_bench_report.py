@@ -157,12 +157,14 @@ def test_long_form_has_a_row_for_each_pass() -> None:
 def test_panels_hold_ours_solid_and_peers_dashed_in_one_colour() -> None:
     records = [kernel(), kernel(T=131072, ms=0.5), peer(), kernel("gated_delta_rule"), kernel() | {"D": 128, "H": 8}]
     rows = bench_plot.panels(records)
-    assert [[panel.title.split(", ")[1] for panel in row] for row in rows] == [["D=64", "D=128"]] * 2
+    assert [[panel.title.rsplit(", ", 3)[1] for panel in row] for row in rows] == [["D=64", "D=128"]] * 3
     ours, theirs, other = rows[0][0].lines
     assert (ours.name, ours.dashed, ours.points) == ("linear_attention", False, ((2048, 0.25), (131072, 0.25)))
     assert (theirs.name, theirs.dashed, theirs.number) == ("a peer", True, ours.number)
     assert other.number != ours.number
     assert rows[0][0].unit == "ms for 65,536 tokens"
+    assert rows[2][0].unit == "bytes for 65,536 tokens"
+    assert [y for _, y in rows[2][0].lines[0].points] == [3 * 2**28, 3 * 2**27], "of 65,536 tokens and of 131,072"
 
 
 def test_a_wrong_peer_is_named_so_and_what_has_no_time_is_not_drawn() -> None:
