@@ -20,7 +20,9 @@ class Ahead:
 
     def __init__(self, draw: Callable[[int], Rows], steps: int, device: str) -> None:
         self.draw, self.steps = draw, steps
-        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        self.stream: torch.cuda.Stream | None = None
+        if torch.device(device).type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.drawn: tuple[int, Rows] | None = None
 
     def rows(self, step: int) -> Rows:

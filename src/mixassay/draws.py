@@ -128,7 +128,7 @@ def distinct(words: Tensor, n: int, limit: int) -> Tensor:
     if words.shape[1] == limit:
         return ranked(words)[1][:, :n]
     if in_one_launch(words):
-        from mixassay.kernels.philox import choose
+        from mixassay.kernels.philox import choose_triton as choose
 
         if words.shape[1] <= choose.WIDEST:
             return choose.distinct(words, n, limit)
@@ -148,7 +148,7 @@ def race(words: Tensor, handicaps: Tensor, n: int) -> Tensor:
     S = words.shape[1]
     low = (1 << (S - 1).bit_length()) - 1
     if in_one_launch(words):
-        from mixassay.kernels.philox import choose
+        from mixassay.kernels.philox import choose_triton as choose
 
         if S <= choose.WIDEST:
             return choose.race(words, _quantiles(words.device), handicaps, n, low)

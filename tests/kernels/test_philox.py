@@ -28,12 +28,10 @@ def test_what_is_kept(shape):
     assert torch.equal(found.cpu().view(2, *shape), draws.keep_mask(seed, STREAM, 7, shape, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "limit"), [(1, 1, 5), (4, 7, 4095), (64, 77, 4096), (5, 5, 6), (3, 20, 4)]
-)
+@pytest.mark.parametrize(("n", "m", "limit"), [(1, 1, 5), (4, 7, 4095), (64, 77, 4096), (5, 5, 6), (3, 20, 4)])
 def test_distinct_ids(n, m, limit):
     """Few ids: repeats, and rows that run out."""
-    choose = pytest.importorskip("mixassay.kernels.philox.choose")
+    choose = pytest.importorskip("mixassay.kernels.philox.choose_triton")
     words = draws.bits(3, torch.arange(17 if m < 64 else 9), STREAM, m)
     found = choose.distinct(words.to(DEVICE), n, limit)
     assert torch.equal(found.cpu(), draws.distinct(words, n, limit))
@@ -42,7 +40,7 @@ def test_distinct_ids(n, m, limit):
 
 @pytest.mark.parametrize(("n", "S"), [(1, 1), (4, 28), (64, 64), (17, 100)])
 def test_a_race(n, S):
-    choose = pytest.importorskip("mixassay.kernels.philox.choose")
+    choose = pytest.importorskip("mixassay.kernels.philox.choose_triton")
     words = draws.bits(4, torch.arange(9), STREAM, S)
     words[0] = 0xFFFFFFFF
     handicaps = torch.linspace(1, 2**27, S, dtype=torch.float64).long()

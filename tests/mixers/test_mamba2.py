@@ -84,7 +84,7 @@ def test_initialisation():
 
 @pytest.mark.parametrize("name", ["mamba2", "log_linear_mamba2", "dla_mamba2"])
 def test_a_starts_in_its_range(name):
-    A = mixer[name](64, d_state=4, head_dim=2, a_range=(1, 2)).decay.A_log.exp()
+    A = mixer[name](64, d_state=4, head_dim=2, a_range=(1, 2)).get_parameter("decay.A_log").exp()
     assert 1 <= A.min() < A.max() <= 2.001
 
 
