@@ -8,7 +8,7 @@ together, all seeds of one version, since a mean over two versions is a mean of 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from mixassay.record import SETTLED, RunRecord, run_key
+from mixassay.record import SETTLED, RunRecord, Version, run_key, version_of
 from mixassay.spec import RunSpec, Sections
 
 
@@ -26,7 +26,7 @@ class AnyCode:
         self.recorder = recorder
         self.present: set[str] = set()
         self.other: dict[str, str] = {}  # what a run is, code apart -> the key of a record
-        versions: dict[tuple[str, ...], dict[int, RunRecord]] = {}
+        versions: dict[tuple[str, Version], dict[int, RunRecord]] = {}
         for record in sorted(records, key=lambda r: r.time.start):
             self.present.add(record.key)
             if record.status not in SETTLED:
@@ -34,8 +34,7 @@ class AnyCode:
             if record.role == "tune":
                 self.other[apart(record)] = record.key
             else:
-                alike = (apart(record, seed=False), record.code.source)
-                versions.setdefault(alike, {})[record.seed] = record
+                versions.setdefault((record.cell, version_of(record)), {})[record.seed] = record
         for version in versions.values():  # the newest of them, by its first run, comes last
             if set(seeds) <= version.keys():
                 self.other |= {apart(record): record.key for record in version.values()}
@@ -48,7 +47,6 @@ class AnyCode:
         return self.recorder.source(spec)
 
 
-def apart(record: RunRecord, *, seed: bool = True) -> str:
-    """What a record is of, code apart, and its seed too if so wished."""
-    named = record if seed else record.model_copy(update={"seed": 0})
-    return run_key(named, "", record.data, str(record.env["class"]))
+def apart(record: RunRecord) -> str:
+    """What a record is of, code apart."""
+    return run_key(record, "", record.data, str(record.env["class"]))

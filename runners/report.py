@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixassay.errors import UserError
-from mixassay.record import SETTLED, RunRecord
+from mixassay.record import SETTLED, RunRecord, Version, version_of
 from mixassay.registry import suggest
 from mixassay.runners import stats
 from mixassay.runners.labels import find, pairs, short, spans
@@ -136,16 +136,14 @@ def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, s
 
 def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], current: str | None) -> Runs:
     """The runs of one version: of the present code if they are complete, else the most recent version there is."""
-    versions: dict[tuple[str, str, str, str], dict[int, RunRecord]] = {}
+    versions: dict[Version, dict[int, RunRecord]] = {}
     for record in records:
         if record.seed in seeds:
-            tuned = json.dumps(record.tuned, sort_keys=True) if record.tuned else ""
-            key = (record.code.source, record.data, str(record.env.get("class")), tuned)
-            versions.setdefault(key, {})[record.seed] = record
+            versions.setdefault(version_of(record), {})[record.seed] = record
     if not versions:
         return Runs(cell, seeds, (), older=False, aside=0)
 
-    def rank(key: tuple[str, str, str, str]) -> tuple[bool, str]:
+    def rank(key: Version) -> tuple[bool, str]:
         runs = versions[key].values()
         whole = len(runs) == len(seeds) and all(record.status in SETTLED for record in runs)
         return key[0] == current and whole, max(record.time.start for record in runs)
@@ -231,8 +229,7 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
     older = [str(runs.cell) for runs in all_runs if runs.older]
     if older:  # each is marked in the table, too
-        which = "; ".join(older) if len(older) < 4 else f"{len(older)} of {len(all_runs)} cells"
-        lines.append(f"† made by older code than the present: {which}.")
+        lines.append(f"† made by older code than the present: {_named(older, len(all_runs))}.")
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
 
 
@@ -274,9 +271,15 @@ def _tuned_by_fewer(sweep: Sweep, all_runs: Sequence[Runs], tuning: Mapping[str,
         seeds = {r.seed for r in tuning.get(runs.cell.cell, ()) if runs.records and r.tuned == runs.records[0].tuned}
         if seeds and not set(sweep.select.seeds) <= seeds:
             found.setdefault(spans(sorted(seeds)), []).append(str(runs.cell))
+    now = spans(sweep.select.seeds)
     for seeds_used, names in found.items():
-        which = "; ".join(names) if len(names) < 4 else f"{len(names)} of {len(all_runs)} cells"
-        yield f"chosen with tuning seeds {seeds_used}, not {spans(sweep.select.seeds)} as the file has it now: {which}"
+        which = _named(names, len(all_runs))
+        yield f"chosen with tuning seeds {seeds_used}, not {now} as the file has it now: {which}"
+
+
+def _named(cells: Sequence[str], of: int) -> str:
+    """A few cells by their names, many by their number."""
+    return "; ".join(cells) if len(cells) < 4 else f"{len(cells)} of {of} cells"
 
 
 def _commit(record: RunRecord) -> str:

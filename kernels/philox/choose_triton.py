@@ -47,23 +47,19 @@ def race_kernel(words, quantiles, handicaps, found, N, S, n, low, BR: tl.constex
 
 def distinct(words: Tensor, n: int, limit: int) -> Tensor:
     """int64 [N, n] of words [N, m], m <= WIDEST."""
-    found = words.new_empty((len(words), n))
-    _launch(distinct_kernel, words, found, words.shape[1], n, limit)
-    return found
+    return _launch(distinct_kernel, words, (), n, limit)
 
 
 def race(words: Tensor, quantiles: Tensor, handicaps: Tensor, n: int, low: int) -> Tensor:
     """int64 [N, n] of words [N, S], S <= WIDEST; quantiles int64 [2, 65536], handicaps int64 [S]."""
-    found = words.new_empty((len(words), n))
-    _launch(race_kernel, words, quantiles.contiguous(), handicaps, found, words.shape[1], n, low)
-    return found
+    return _launch(race_kernel, words, (quantiles, handicaps), n, low)
 
 
-def _launch(kernel: Any, words: Tensor, *given: Tensor | int) -> None:
-    (N, m), tensors = words.shape, [x for x in given if isinstance(x, Tensor)]
+def _launch(kernel: Any, words: Tensor, tables: tuple[Tensor, ...], n: int, last: int) -> Tensor:
+    (N, m), found = words.shape, words.new_empty((len(words), n))
     width = max(2, triton.next_power_of_2(m))
     rows = max(1, 1024 // width)
     if N:
         with torch.cuda.device(words.device) if words.is_cuda else torch.no_grad():
-            numbers = [x for x in given if isinstance(x, int)]
-            kernel[(triton.cdiv(N, rows),)](words.contiguous(), *tensors, N, *numbers, BR=rows, BM=width)
+            kernel[(triton.cdiv(N, rows),)](words.contiguous(), *tables, found, N, m, n, last, BR=rows, BM=width)
+    return found

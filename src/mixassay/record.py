@@ -247,3 +247,12 @@ def run_key(spec: RunSpec | RunRecord, source: str, data: str, env_class: str) -
     version, `env_class` the kind of machine (`provenance.env_class`).
     """
     return digest([spec.cell, spec.seed, spec.role, spec.tuned, source, data, env_class], length=24)
+
+
+Version = tuple[str, str, str, str]
+
+
+def version_of(record: RunRecord) -> Version:
+    """What the runs of one mean share: source, data, class of machine, chosen values."""
+    tuned = json.dumps(record.tuned, sort_keys=True) if record.tuned else ""
+    return record.code.source, record.data, str(record.env.get("class")), tuned
