@@ -11,13 +11,12 @@ pytest.importorskip("triton")
 
 from mixassay.kernels.log_linear_attention import reference, registered, short_triton
 
-from . import contract
+from . import contract, short
+from .short import DEVICE, DTYPE, GPU
 
 # The interpreter turns arrays of one element into numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-DTYPE, TOL = (torch.float32, 2e-5) if GPU else (torch.float64, 1e-11)  # there are no float64 kernels for a GPU
+TOL = 2e-5 if GPU else 1e-11
 NAMES = ("q", "k", "v", "level_scale", "log_decay")
 
 
@@ -59,45 +58,21 @@ CASES = (
 
 
 def inputs(case: Case, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
-    draw = torch.Generator().manual_seed(case.T)
-    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).to(DEVICE)  # noqa: E731
-    B, T, (G, H), (K, V) = case.B, case.T, case.heads, case.dims
-    gate = contract.gates(case.gate, torch.rand(B, T, H, generator=draw, dtype=torch.float64))
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return {
-        "q": normal(B, T, G, K),
-        "k": normal(B, T, G, K),
-        "v": normal(B, T, H, V),
-        "level_scale": normal(B, T, H, case.L).to(wide if case.T % 2 else dtype),
-        "log_decay": None if gate is None else gate.to(wide).to(DEVICE),
-        "do": normal(B, T, H, V),
-    }
+    return short.inputs(case, dtype, case.L)
 
 
-def truth(x: dict[str, Any], scale: float) -> dict[str, Tensor]:
-    """The recurrence in float64."""
-    leaf = {n: x[n].detach().double().requires_grad_() for n in NAMES if x[n] is not None}
-    q, k, v, level_scale = (leaf[n] for n in NAMES[:4])
-    o, _ = reference.log_linear_attention(q, k, v, level_scale, leaf.get("log_decay"), scale, None)
-    grads = torch.autograd.grad(o, list(leaf.values()), x["do"].double())
-    return {"o": o.detach(), **{f"d{n}": g for n, g in zip(leaf, grads, strict=True)}}
+def truth(x: dict[str, Any]) -> dict[str, Tensor]:
+    return short.truth(reference.log_linear_attention, NAMES, x)
 
 
-def kernels(x: dict[str, Any], scale: float, how: short_triton.Launch | None = None) -> dict[str, Tensor]:
-    """Into fresh memory full of NaN, so that an element nobody writes is seen."""
-    given = (x["q"], x["k"], x["v"], x["level_scale"], x["log_decay"], scale)
-    torch.use_deterministic_algorithms(True)
-    try:
-        o, grads = short_triton.forward(*given, how), short_triton.backward(*given, x["do"], how)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return {"o": o, **{f"d{n}": g for n, g in zip(NAMES, grads, strict=True) if g is not None}}
+def kernels(x: dict[str, Any], how: short_triton.Launch | None = None) -> dict[str, Tensor]:
+    return short.kernels(short_triton, NAMES, x, how)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_are_the_recurrence(case):
     x = inputs(case)
-    expected, found = truth(x, 0.3), kernels(x, 0.3, case.how)
+    expected, found = truth(x), kernels(x, case.how)
     assert found.keys() == expected.keys()
     contract.assert_close(found, expected, TOL)
 
@@ -107,43 +82,32 @@ def test_kernels_are_the_recurrence(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_half_precision_is_near(case, dtype):
     x = inputs(case, dtype)
-    found = kernels(x, 0.3, case.how)
+    found = kernels(x, case.how)
     assert found["dlevel_scale"].dtype == x["level_scale"].dtype
-    contract.assert_close(found, truth(x, 0.3), 4e-2)
+    contract.assert_close(found, truth(x), 4e-2)
 
 
 def test_levels_that_a_token_lacks_have_no_gradient():
     """Level l >= 1 is there exactly where bit l - 1 of the position is set."""
     x = inputs(case := Case(40, L=8))
-    grad = kernels(x, 0.3)["dlevel_scale"]
+    grad = kernels(x)["dlevel_scale"]
     t, level = torch.arange(40, device=DEVICE)[:, None], torch.arange(case.L, device=DEVICE)
     there = (level == 0) | ((t >> (level - 1).clamp(min=0)) & 1 == 1)
     assert torch.equal(grad != 0, there[:, None].expand(1, 40, 2, case.L))
 
 
 def test_nothing_is_read_past_the_end_or_from_the_neighbours():
-    """Tokens, groups and heads beyond those of a program are NaN."""
-    x = inputs(Case(20, (1, 3), (5, 3), L=6))
-    wide: dict[str, Any] = {}
-    for n, t in x.items():
-        beside = (0, 0, 0, 0, 0, 0, 1, 1) if t.dim() == 4 else (0, 0, 0, 0, 1, 1)
-        wide[n] = torch.nn.functional.pad(t, beside, value=torch.nan)
-    found, expected = kernels(wide, 0.3), kernels(x, 0.3)
-    for n, t in expected.items():
-        assert torch.equal(found[n][1:2], t), n
+    short.assert_nothing_beside_is_read(kernels, inputs(Case(20, (1, 3), (5, 3), L=6)))
 
 
 def test_runs_repeat_bit_for_bit():
     x = inputs(Case(40, (1, 3)))
-    first, second = kernels(x, 0.3, TWO), kernels(x, 0.3, TWO)
+    first, second = kernels(x, TWO), kernels(x, TWO)
     assert all(torch.equal(first[n], second[n]) for n in first)
 
 
 def test_a_sequence_does_not_depend_on_its_batch():
-    x = inputs(Case(20, (3, 3), B=2))
-    both = kernels(x, 0.3)
-    alone = kernels({n: t[1:] for n, t in x.items()}, 0.3)
-    assert all(torch.equal(both[n][1:], alone[n]) for n in both)
+    short.assert_sequences_are_alone(kernels, inputs(Case(20, (3, 3), B=2)))
 
 
 @pytest.mark.parametrize(
