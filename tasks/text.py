@@ -1,4 +1,4 @@
-"""Text from local files, for language models: every position predicts the next token, and some rows are RULER samples.
+"""Text from local files, for language models: every position predicts the next token, and some rows are samples.
 
     text row     a window of the training text, anywhere in it                  every position is scored
     sample row   samples of one length packed one after another, then text      their answers are scored
@@ -18,11 +18,15 @@ from mixassay import corpus, draws
 from mixassay.corpus import HELD_OUT, Split
 from mixassay.errors import UserError
 from mixassay.tasks import IGNORE, Rows, task
+from mixassay.tasks.lm.parts import Part
 from mixassay.tasks.lm.samples import Sampler, check, seed_of
 from mixassay.tokens import Tokenizer
 
 PACKED = 64
 """Samples of one row at most: number j of row i is sample 64 i + j."""
+
+SCORED = {"answers": Part.ANSWER, "questions": Part.ASKED, "all": Part.TOLD}
+"""The least that is scored."""
 
 
 @task("text")
@@ -34,7 +38,8 @@ class Text:
                their hash is part of a run's record
     tokenizer  "bytes", the path of a tokenizer.json, or "bpe-4096": a BPE built from the training text
     held_out   share of every file, at its end, for validation, and as much for tests
-    samples    RULER tasks, of which one is drawn for each sample (all but the two of questions and answers)
+    samples    "recall" (`tasks/lm/recall.py`) and RULER tasks (all but the two of questions and answers), of which one
+               is drawn for each sample
     share      of the rows that hold samples, where there are any
     lengths    in tokens, one is drawn for a row: it packs seq_len // length samples; () = seq_len alone
     loss       what is scored in sample rows: "answers", each with the end behind it; "questions" besides, which repeat
@@ -70,7 +75,7 @@ class Text:
         if not 0 <= self.share <= 1:
             raise UserError(f"text: share must be from 0 to 1, got {self.share}")
         if self.rows_of == "samples" and not self.samples:
-            raise UserError("text: rows_of: samples needs samples, the names of RULER tasks")
+            raise UserError("text: rows_of: samples needs samples, e.g. names of RULER tasks")
         check(self.samples, self.lengths, self.seq_len)
 
     @property
@@ -116,10 +121,9 @@ class Text:
         length = self._lengths[word * len(self._lengths) >> 32]
         at = 0
         for j in range(min(PACKED, self.seq_len // length)):
-            sample, question, answer = self._sampler(split).ids(seed, PACKED * index + j, length)
+            sample, parts = self._sampler(split).marked(seed, PACKED * index + j, length)
             ids[at : at + len(sample)] = torch.tensor(sample)
-            first = at + {"answers": answer, "questions": question, "all": 1}[self.loss]
-            scored[first - 1 : at + len(sample) - 1] = True
+            scored[at : at + len(sample) - 1] = torch.tensor(parts[1:]) >= SCORED[self.loss]
             at += len(sample)
 
     def _bytes(self, labels: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
-"""RULER samples with their answers, to train on: as the evaluated ones, but of other seeds and in other prose.
+"""Samples with their answers, to train on: RULER's tasks and `recall`.
 
-    prompt   ...  The special magic number for <key> mentioned in the provided text is
-    answer    4821907.<end>
+    told      ...
+    asked     What is ...? The special magic number for <key> mentioned in the provided text is
+    answer     4821907.<end>
 
-Several answers are `a, b, c.`, in the order asked; several values of one key in the order of the text. Evaluated
-samples have small numbers for seeds, ours 63-bit hashes.
+RULER's are as the evaluated ones, but of other seeds and in other prose. Several answers are `a, b, c.`, in the order
+asked; several values of one key in the order of the text. Evaluated samples have small numbers for seeds, ours 63-bit
+hashes.
 """
 
 import itertools
@@ -13,6 +15,8 @@ from dataclasses import dataclass, field
 from mixassay import draws
 from mixassay.errors import UserError
 from mixassay.registry import suggest
+from mixassay.tasks.lm import recall
+from mixassay.tasks.lm.parts import Part, Piece
 from mixassay.tasks.ruler.chance import Chance
 from mixassay.tasks.ruler.generate import LEAST_LENGTH, Ruler
 from mixassay.tasks.ruler.niah import NIAH
@@ -22,8 +26,9 @@ from mixassay.tasks.ruler.sources import Prose, Source, Sources
 from mixassay.tasks.ruler.table import TASKS
 from mixassay.tokens import Tokenizer
 
-NAMES = tuple(name for name, task in TASKS.items() if not isinstance(task, QA))
-"""Tasks that need no file of questions."""
+RECALL = "recall"
+NAMES = (RECALL, *(name for name, task in TASKS.items() if not isinstance(task, QA)))
+"""Those of RULER need no file of questions."""
 
 TRIES = 8
 
@@ -44,28 +49,43 @@ class Passage(Sources):
 
 @dataclass(frozen=True)
 class Sampler:
-    """`ids(seed, index, length)` is a prompt with its answer and the end of a text, at most `length` tokens, and how
-    many of them stand before the question and before the answer. `prose` is what haystacks are cut from; `per_token`
-    its characters a token."""
+    """`marked(seed, index, length)` is a sample's ids, the end of a text behind it, at most `length` of them, and what
+    part of it each belongs to. `prose` is what haystacks are cut from; `per_token` its characters a token."""
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     prose: str = field(repr=False)
     per_token: float
 
-    def ids(self, seed: int, index: int, length: int) -> tuple[list[int], int, int]:
+    def marked(self, seed: int, index: int, length: int) -> tuple[list[int], list[Part]]:
         chance = Chance(seed, index, "text", length)
-        sample = self._sample(self.names[chance.below("task", 1, len(self.names))[0]], chance, seed, index, length)
-        told, _, asked = sample.input.rpartition("\n")
-        before = self.tokenizer.encode(told)
-        question = self.tokenizer.encode(f"\n{asked}{sample.prefix}")
-        answer = self.tokenizer.encode(f" {', '.join(in_order(sample))}.")
-        return [*before, *question, *answer, self.tokenizer.end], len(before), len(before) + len(question)
+        name = self.names[chance.below("task", 1, len(self.names))[0]]
+        if name == RECALL:
+            return self._recall(chance, length)
+        ids, parts = self._encoded(question_and_answer(self._sample(name, chance, seed, index, length)))
+        return [*ids, self.tokenizer.end], [*parts, Part.ANSWER]
 
     def try_all(self, lengths: tuple[int, ...]) -> None:
         """Raises UserError where a task does not fit a length, before it is met in the middle of a run."""
         for name, length in itertools.product(self.names, lengths):
-            self._sample(name, Chance(0, 0, "text", length), 0, 0, length)
+            if name != RECALL:  # two of its lines fit any
+                self._sample(name, Chance(0, 0, "text", length), 0, 0, length)
+
+    def _recall(self, chance: Chance, length: int) -> tuple[list[int], list[Part]]:
+        """As many lines as fit. Where they end is nothing that can be known."""
+        ids: list[int] = []
+        parts: list[Part] = []
+        for line in recall.lines(chance, length // recall.LEAST_TOKENS):
+            more, its = self._encoded(line)
+            if len(ids) + len(more) >= length:
+                break
+            ids += more
+            parts += its
+        return [*ids, self.tokenizer.end], [*parts, Part.TOLD]
+
+    def _encoded(self, pieces: list[Piece]) -> tuple[list[int], list[Part]]:
+        encoded = [(self.tokenizer.encode(text), part) for text, part in pieces]
+        return [i for ids, _ in encoded for i in ids], [part for ids, part in encoded for _ in ids]
 
     def _sample(self, name: str, chance: Chance, seed: int, index: int, length: int) -> Sample:
         within = length - (0 if isinstance(TASKS[name], NIAH) else ROOM)
@@ -86,6 +106,12 @@ def fitting(ruler: Ruler, index: int) -> Sample:
         except UserError:
             continue
     return ruler.sample(TRIES * index + TRIES - 1)
+
+
+def question_and_answer(sample: Sample) -> list[Piece]:
+    told, _, asked = sample.input.rpartition("\n")
+    answer = f" {', '.join(in_order(sample))}."
+    return [(told, Part.TOLD), (f"\n{asked}{sample.prefix}", Part.ASKED), (answer, Part.ANSWER)]
 
 
 def in_order(sample: Sample) -> list[str]:

@@ -6,7 +6,8 @@ import torch
 from mixassay import corpus, tokens
 from mixassay.errors import UserError
 from mixassay.tasks import IGNORE
-from mixassay.tasks.lm.samples import NAMES, Sampler, seed_of
+from mixassay.tasks.lm.parts import Part
+from mixassay.tasks.lm.samples import NAMES, RECALL, Sampler, seed_of
 from mixassay.tasks.ruler.generate import Ruler
 from mixassay.tasks.text import Text
 from mixassay.tokens import Bytes
@@ -134,10 +135,14 @@ def test_what_is_scored_in_sample_rows(files):
 def test_samples_of_all_tasks_fit_their_length(name, files):
     prose = corpus.read(files, 0.05).part("train")[0]
     for index in range(2):
-        ids, question, answer = Sampler((name,), Bytes(), prose, 1.0).ids(7, index, 2500)
-        assert question < answer < len(ids) <= 2500
-        assert b"?" in bytes(ids[question:answer]) or name in ("vt", "fwe")
+        ids, parts = Sampler((name,), Bytes(), prose, 1.0).marked(7, index, 2500)
+        assert len(ids) == len(parts) <= 2500
         assert ids[-1] == Bytes.end
+        if name != RECALL:
+            assert parts == sorted(parts)
+            assert set(parts) == set(Part)
+            asked = bytes(i for i, part in zip(ids, parts, strict=True) if part == Part.ASKED)
+            assert b"?" in asked or name in ("vt", "fwe")
 
 
 def test_a_length_that_a_task_does_not_fit_is_told_at_the_first_row(files):
@@ -148,7 +153,8 @@ def test_a_length_that_a_task_does_not_fit_is_told_at_the_first_row(files):
 
 def test_several_values_of_a_key_are_answered_in_the_order_of_the_text(files):
     prose = corpus.read(files, 0.05).part("train")[0]
-    ids, _, prompt = Sampler(("niah_multivalue",), Bytes(), prose, 1.0).ids(7, 3, 1500)
+    ids, parts = Sampler(("niah_multivalue",), Bytes(), prose, 1.0).marked(7, 3, 1500)
+    prompt = parts.index(Part.ANSWER)
     asked, answer = Bytes().decode(ids[:prompt]), Bytes().decode(ids[prompt:])
     places = [asked.index(value) for value in answer.strip(" .").split(", ")]
     assert len(places) == 4
