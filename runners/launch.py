@@ -131,7 +131,8 @@ class Launcher:
                 process.told = True
                 process.send(sweep=self.sweep)
             process.job, process.since, process.heard = job, now, now
-            skip = [key for key in job.keys if not self.plan.wants(key)]
+            done = [spec for spec, key in zip(job.specs, job.keys, strict=True) if not self.plan.wants(key)]
+            skip = [self.recorder.key(spec) for spec in done]  # a worker knows no keys of another version's records
             specs = [spec.model_dump(mode="json") for spec in job.specs]
             force = self.plan.mode == "force"
             process.send(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mixassay.record import RunRecord, run_key
 from mixassay.runners import crew, launch
 from mixassay.runners.store import Store
 
@@ -306,3 +307,20 @@ def test_settings_are_chosen_on_validation_then_frozen(place: Any) -> None:
     assert place.run("run", file).code == 0
     assert chosen.read_bytes() == before
     assert len(place.records()) == 6
+
+
+def test_any_code_trains_only_the_runs_of_a_stack_that_no_version_has(place: Any) -> None:
+    """A worker names runs by the present code, and so must what it is told to leave alone."""
+    text = TINY + "sweep: {select: {axes: {train.lr: [1e-4, 1e-3, 3e-3, 1e-2]}, seeds: [100]}}\n"  # two runs a job
+    assert place.run("run", place.write(text)).code == 0
+    for path in shards(place.folder):
+        lines = [RunRecord.model_validate_json(line) for line in path.read_text().splitlines()]
+        for i, record in enumerate(lines):
+            code = record.code.model_copy(update={"source": "0123456789abcdef"})
+            key = run_key(record, code.source, record.data, str(record.env["class"]))
+            lines[i] = record.model_copy(update={"code": code, "key": key})
+        path.write_text("".join(f"{record.model_dump_json()}\n" for record in lines))
+    before = {record.key for record in place.records()}
+    said = place.run("run", place.write(text.replace("[100]", "[100, 101]")), "--mode", "any-code")
+    assert said.code == 0, said.err
+    assert [(r.role, r.seed) for r in place.records() if r.key not in before] == [("tune", 101)] * 4
