@@ -82,8 +82,9 @@ class Training:
                 block.compile()
         self.wrapped = ranks.wrap(RowSums(self.model, spec.train.precision))
         self.optim = self._optimiser()
-        self.flops = work.per_token(self.model, spec.model, spec.mixer, self.seq_len)
+        self.flops = self._flops_per_token()
         self.step = 0
+        self.tokens = 0  # of this process's steps
         self.broke_at = torch.full((), -1, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over the steps since the last validation
         self.loss_steps = 0
@@ -116,13 +117,14 @@ class Training:
         self.optim.zero_grad()
         self.loss_steps += 1
         self.step += 1
+        self.tokens += self.train.batch_size * tokens.shape[1]
         if self.device != "cpu" and self._due(LOOK_EVERY):
             torch.cuda.synchronize()
         now = time.perf_counter()
         self.seconds += now - start
         self.training_seconds += now - start
         if self.device == "cpu" or self._due(LOOK_EVERY):
-            self.clock.look(self.step, self.training_seconds)
+            self.clock.look(self.tokens, self.training_seconds)
 
     def settle(self) -> End | None:
         """After a step: validates where that is due, on the first rank, and says whether the run ends here. Every rank
@@ -185,7 +187,7 @@ class Training:
 
     def speed(self) -> dict[str, float | int | None]:
         """Of training alone, since this process began, its first steps left out."""
-        tokens = self.clock.steps_per_second() * self.train.batch_size * self.seq_len
+        tokens = self.clock.tokens_per_second()
         device = torch.cuda.get_device_name() if self.device != "cpu" else "cpu"
         peak = work.peak(device)
         return {
@@ -263,6 +265,12 @@ class Training:
             optim.state[p] = {"step": count} | {moment: torch.zeros_like(p) for moment in MOMENTS}
         return optim
 
+    def _flops_per_token(self) -> float:
+        """The mean over the run's tokens: rows of different cells may be of different lengths."""
+        lengths = [self.stream.task_at(step).seq_len for step in range(self.stream.steps)]
+        each = {T: work.per_token(self.model, self.spec.model, self.spec.mixer, T) for T in set(lengths)}
+        return sum(T * each[T] for T in lengths) / sum(lengths)
+
     def _state_bytes(self) -> dict[str, int]:
         """Of all layers, by the length of the evaluation rows, on the live state of a layer of each kind."""
         mixers = self.model.mixers()
@@ -278,18 +286,18 @@ class Training:
 
 
 class Clock:
-    """Steps a second since this process began, all but those before the first look, which compile and allocate."""
+    """Tokens a second since this process began, all but those before the first look, which compile and allocate."""
 
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
         self.last = (0, 0.0)
 
-    def look(self, step: int, seconds: float) -> None:
-        self.last = step, seconds
+    def look(self, tokens: int, seconds: float) -> None:
+        self.last = tokens, seconds
         if self.first is None:
             self.first = self.last
 
-    def steps_per_second(self) -> float:
+    def tokens_per_second(self) -> float:
         if self.first is None or self.last[0] == self.first[0]:
             return 0.0
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])

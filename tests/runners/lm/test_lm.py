@@ -91,6 +91,23 @@ def test_micro_batches_add_up_to_the_batch(text):
     assert float(whole.loss_sum) == pytest.approx(float(pieces.loss_sum), abs=1e-12)
 
 
+def test_speed_counts_the_tokens_of_every_length(text):
+    cells = {"train_cells": ({"seq_len": 16, "weight": 3}, {"seq_len": 80, "weight": 1}), "valid_examples": 1}
+    training = Training(spec(TaskSpec.model_validate(text.model_dump() | cells), "attention"), "cpu", Ranks())
+    lengths = [training.stream.task_at(step).seq_len for step in range(TRAIN.steps or 0)]
+    assert set(lengths) == {16, 80}
+    for _ in range(5):
+        training.advance()
+    assert training.clock.last[0] == TRAIN.batch_size * sum(lengths[:5])
+    assert training.clock.first is not None
+    counted = TRAIN.batch_size * sum(lengths[1:5]) / (training.clock.last[1] - training.clock.first[1])
+    assert training.speed()["tokens_per_second"] == pytest.approx(counted)
+    of = {T: work.per_token(training.model, MODEL, MixerSpec(name="attention"), T) for T in (16, 80)}
+    assert of[16] < of[80]
+    mean = sum(T * of[T] for T in lengths) / sum(lengths)
+    assert training.speed()["flops_per_token"] == pytest.approx(mean)
+
+
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(text, tmp_path):
     for mixer, step in (("log_linear_mamba2", 4), ("gated_deltanet", 7)):
         run_spec = spec(text, mixer, precision="fp32")
