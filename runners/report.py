@@ -17,7 +17,7 @@ from mixassay.record import SETTLED, RunRecord, Version, version_of
 from mixassay.registry import suggest
 from mixassay.runners import stats
 from mixassay.runners.labels import find, pairs, short, spans
-from mixassay.spec import cell_labels, mixer_labels, plain
+from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Cell, Sweep
 
 
@@ -97,18 +97,27 @@ class Table:
         return "min" if self.higher_is_better else "max"
 
 
-def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, str] | None = None) -> Table:
+def build(
+    sweep: Sweep,
+    records: Iterable[RunRecord],
+    *,
+    sources: Mapping[str, str] | None = None,
+    chosen: Mapping[str, Args] | None = None,
+) -> Table:
     """The table of a sweep.
 
     `records` are the suite's, as `Store.read` gives them; `sources` maps a cell to the hash of its present code
-    (`provenance.source_of`). Raises `UserError` for a metric that no record holds.
+    (`provenance.source_of`), `chosen` to the settings that its tuning chose. Raises `UserError` for a metric that no
+    record holds.
     """
     reported: dict[str, list[RunRecord]] = {}
     tuning: dict[str, list[RunRecord]] = {}
     for record in records:
         (reported if record.role == "report" else tuning).setdefault(record.cell, []).append(record)
-    sources = sources or {}
-    all_runs = [choose(c, reported.get(c.cell, []), sweep.seeds, sources.get(c.cell)) for c in sweep.cells()]
+    sources, chosen = sources or {}, (chosen or {}) if sweep.select is not None else {}
+    all_runs = [
+        choose(c, reported.get(c.cell, []), sweep.seeds, sources.get(c.cell), chosen.get(c.cell)) for c in sweep.cells()
+    ]
     metric = sweep.report.metric
     _check_metric(metric, all_runs)
     columns, by_eval = _columns(sweep)
@@ -130,12 +139,23 @@ def build(sweep: Sweep, records: Iterable[RunRecord], *, sources: Mapping[str, s
         entries=entries,
         tuned=tuple(sweep.tuned),
         caption=tuple(_caption(sweep, all_runs)),
-        warnings=(*_warnings(all_runs, tuning), *_tuned_by_fewer(sweep, all_runs, tuning)),
+        warnings=(
+            *_warnings(all_runs, tuning),
+            *_tuned_by_fewer(sweep, all_runs, tuning),
+            *_not_chosen(all_runs, chosen),
+        ),
     )
 
 
-def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], current: str | None) -> Runs:
-    """The runs of one version: of the present code if they are complete, else the most recent version there is."""
+def choose(
+    cell: Cell,
+    records: Sequence[RunRecord],
+    seeds: tuple[int, ...],
+    current: str | None = None,
+    chosen: Args | None = None,
+) -> Runs:
+    """The runs of one version: with the chosen settings if there are any, then of the present code if they are
+    complete, else the most recent version there is."""
     versions: dict[Version, dict[int, RunRecord]] = {}
     for record in records:
         if record.seed in seeds:
@@ -143,10 +163,11 @@ def choose(cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], cur
     if not versions:
         return Runs(cell, seeds, (), older=False, aside=0)
 
-    def rank(key: Version) -> tuple[bool, str]:
+    def rank(key: Version) -> tuple[bool, bool, str]:
         runs = versions[key].values()
         whole = len(runs) == len(seeds) and all(record.status in SETTLED for record in runs)
-        return key[0] == current and whole, max(record.time.start for record in runs)
+        as_chosen = chosen is not None and all(record.tuned == chosen for record in runs)
+        return as_chosen, key[0] == current and whole, max(record.time.start for record in runs)
 
     best = max(versions, key=rank)
     aside = sum(len(runs) for key, runs in versions.items() if key != best and key[0] == best[0])
@@ -275,6 +296,15 @@ def _tuned_by_fewer(sweep: Sweep, all_runs: Sequence[Runs], tuning: Mapping[str,
     for seeds_used, names in found.items():
         which = _named(names, len(all_runs))
         yield f"chosen with tuning seeds {seeds_used}, not {now} as the file has it now: {which}"
+
+
+def _not_chosen(all_runs: Sequence[Runs], chosen: Mapping[str, Args]) -> Iterator[str]:
+    """Cells that were chosen for again, and whose runs with the new choice are still to come."""
+    for runs in all_runs:
+        choice = chosen.get(runs.cell.cell)
+        if choice is not None and runs.records and runs.records[0].tuned != choice:
+            used = pairs(runs.records[0].tuned or {})
+            yield f"{runs.cell}: trained with {used}, where {pairs(choice)} is chosen now; run the sweep to go on"
 
 
 def _named(cells: Sequence[str], of: int) -> str:

@@ -12,7 +12,7 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import report
 from mixassay.runners.any_code import AnyCode
-from mixassay.runners.choices import Choices
+from mixassay.runners.choices import Choices, chosen
 from mixassay.runners.cost import Costs
 from mixassay.runners.crew import Crew
 from mixassay.runners.launch import Ending, Launcher, Settings
@@ -23,6 +23,8 @@ from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
 from mixassay.settings import Run, Tracker
 from mixassay.sweep import Sweep
+
+CHOICES = "selected.yaml"
 
 PIECES = 4
 """Jobs for each slot that a sweep is cut into on CPUs, where models gain nothing from a common stack, so that no slot
@@ -74,7 +76,7 @@ class Session:
             sweep,
             keys,
             stored.records,
-            Choices(self.folder / "selected.yaml"),
+            Choices(self.folder / CHOICES),
             mode=options.mode,
             pieces=PIECES * slots if on_cpu else slots,
             size=run.stack if isinstance(run.stack, int) else LARGEST,
@@ -143,11 +145,12 @@ def mirrored(display: Display, tracker: Tracker, folder: Path) -> Callable[[Even
     return tell
 
 
-def table(sweep: Sweep, records: Sequence[RunRecord]) -> report.Table:
-    """The sweep's table from what is stored, by the present code where that is complete."""
+def table(sweep: Sweep, records: Sequence[RunRecord], results: Path) -> report.Table:
+    """The sweep's table from what is stored under `results`: with the settings that are chosen there, by the present
+    code where that is complete."""
     recorder = Recorder("any", threads=1, plugins=plugins.files(sweep.plugins))
     sources = {cell.cell: recorder.source(cell.sections) for cell in sweep.cells()}
-    return report.build(sweep, records, sources=sources)
+    return report.build(sweep, records, sources=sources, chosen=chosen(results / sweep.name / CHOICES))
 
 
 def crew_of(run: Run, options: Options) -> tuple[Crew, str, int]:

@@ -73,7 +73,7 @@ def report(
         errors.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     if not any(cell.cell in {record.cell for record in stored.records} for cell in sweep.cells()):
         raise UserError(f"nothing is stored under {results / sweep.name} for {file}; `mixassay run {file}` makes it")
-    table = session.table(sweep, stored.records)
+    table = session.table(sweep, stored.records, results)
     theirs = published.load(against) if against is not None else None
     grids = [render.grid(table), *(published.grids(table, theirs) if theirs is not None else [])]
     if format == "json":

@@ -76,7 +76,7 @@ def run(
     if as_json:
         print(json.dumps({"event": "end", "reason": ending.reason, "exit": session.exit_code(ending)}), flush=True)
     elif stored.records:
-        console.print(render.rich(render.grid(table(sweep, stored.records)), console.width))
+        console.print(render.rich(render.grid(table(sweep, stored.records, results)), console.width))
     if ending.reason != "refused":
         summarise(session, Console(stderr=True))
     if ending.message:

@@ -277,6 +277,26 @@ def test_a_choice_by_fewer_tuning_seeds_than_the_file_has_now_is_told(load, reco
     assert warning == f"chosen with tuning seeds 100, not 100-101 as the file has it now: {one}"
 
 
+def test_runs_with_the_chosen_settings_stand_before_newer_ones_and_others_are_told(load, record_of):
+    sweep = load(SELECT)
+    cell = sweep.cells()[0]
+
+    def runs(lr, value, hour):
+        time = {"start": f"2026-01-01T{hour:02}:00:00Z", "seconds": 1.0}
+        return [record_of(run, value, time=time) for run in sweep.reported(cell, {"train.lr": lr})]
+
+    found = [*runs(0.001, 0.3, hour=1), *runs(0.01, 0.4, hour=2)]
+    mean = {None: 0.4, 0.001: 0.3, 0.01: 0.4}
+    for lr, value in mean.items():
+        chosen = {cell.cell: {"train.lr": lr}} if lr is not None else {}
+        table = report.build(sweep, found, chosen=chosen)
+        shown = [entry for entry in table.entries.values() if entry.runs.cell == cell]
+        assert [set(entry.values.values()) for entry in shown] == [{value}]
+        assert not [warning for warning in table.warnings if "chosen now" in warning]
+    *_, warning = report.build(sweep, found, chosen={cell.cell: {"train.lr": 0.1}}).warnings
+    assert warning == f"{cell}: trained with lr=0.01, where lr=0.1 is chosen now; run the sweep to go on"
+
+
 def test_a_choice_at_an_end_of_the_values_is_told(load, record_of):
     """attention is there too, and solves the task; linear_attention is in the middle."""
     sweep = load("sweep.select={axes: {train.lr: [1e-3, 1e-2, 1e-1]}, seeds: [100]}")
