@@ -1,15 +1,16 @@
-"""What a model begins with, in Triton: one pass over memory forward, one backward, and a sum over equal words.
+"""What a model begins with, in Triton: one pass over memory forward, one backward, then sums over equal words.
 
     x = (E[token] + P[t]) keep / (1 - p)      h = norm(x) w + b
 
-Backward: g = (dx + norm'(dh)) keep / (1 - p) for every token, its sums over equal words and over sequences; the sums
-for w and b are added up in a fixed order.
+Backward: g = (dx + norm'(dh)) keep / (1 - p) for every token, its sums over equal words (sums_triton.py) and over
+sequences; the sums for w and b are added up in a fixed order.
 """
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from mixassay.kernels.embedding.sums_triton import magnitude, raise_peak, sums
 from mixassay.kernels.norm.triton import Shares, accumulator, scope
 from mixassay.kernels.residual_norm.triton import kernel, unit, unit_gradient, vector, whole
 
@@ -44,7 +45,7 @@ def forward_kernel(
 
 @kernel
 def backward_kernel(
-    x, keep, weight, dx, dh, g, sums, bias_sums, tokens, share, programs, scale, eps,
+    x, keep, weight, dx, dh, g, peaks, shares, bias_shares, tokens, share, programs, scale, eps,
     N: tl.constexpr, CENTRE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     first, last, _, member = scope(tokens, share, programs, 1)
@@ -53,6 +54,7 @@ def backward_kernel(
     w = vector(weight, member * N + column, inside, ACC)
     dw = tl.zeros([BR, BN], ACC)
     db = tl.zeros([BR, BN], ACC)
+    peak = tl.zeros([BR], ACC)
     for token in range(first, last, BR):
         rows = token + tl.arange(0, BR)[:, None]
         live = (rows < last) & inside
@@ -67,10 +69,12 @@ def backward_kernel(
         if keep is not None:
             d = tl.where(tl.load(keep + place, mask=live, other=0) != 0, d * scale, 0.0)
         tl.store(g + place, d, mask=live)
+        peak = tl.maximum(peak, tl.max(magnitude(d), axis=1))
+    raise_peak(peaks, member, tl.max(peak))
     at = tl.program_id(0).to(tl.int64) * N + column
-    tl.store(sums + at, tl.sum(dw, axis=0)[None, :], mask=inside)
-    if bias_sums is not None:
-        tl.store(bias_sums + at, tl.sum(db, axis=0)[None, :], mask=inside)
+    tl.store(shares + at, tl.sum(dw, axis=0)[None, :], mask=inside)
+    if bias_shares is not None:
+        tl.store(bias_shares + at, tl.sum(db, axis=0)[None, :], mask=inside)
 
 
 def forward(
@@ -113,15 +117,12 @@ def backward(
     """Gradients of table, positions where there are any, weight and bias."""
     M, D = weight.shape
     how, g = Shares.of(x, 1, M), torch.empty_like(x)
-    x, keep, weight, dx, dh = whole(x, keep, weight, dx, dh)
-    sums, bias_sums = (None if v is None else x.new_empty((M, how.programs, D)) for v in (weight, bias))
+    x, tokens, keep, weight, dx, dh = whole(x, tokens, keep, weight, dx, dh)
+    peaks = x.new_zeros(M, dtype=torch.int32)
+    shares, bias_shares = (None if v is None else x.new_empty((M, how.programs, D)) for v in (weight, bias))
     backward_kernel[(M * how.programs,)](
-        x, keep, weight, dx, dh, g, sums, bias_sums, how.tokens, how.share, how.programs, 1 / (1 - p), eps,
+        x, keep, weight, dx, dh, g, peaks, shares, bias_shares, how.tokens, how.share, how.programs, 1 / (1 - p), eps,
         N=D, CENTRE=bias is not None, BR=how.rows, BN=how.width, ACC=accumulator(x), num_warps=how.warps,
     )  # fmt: skip
-    words = tokens + V * torch.arange(M, device=x.device).view(M, 1, 1)
-    if M * V < 2**31:
-        words = words.int()  # they are sorted by all their bits
-    dtable = torch.ops.aten.embedding_dense_backward(g.view(-1, D), words.flatten(), M * V, -1, False)
-    dweight, dbias = (None if part is None else part.sum(1) for part in (sums, bias_sums))
-    return dtable.view(M, V, D), g.sum(1) if positioned else None, dweight, dbias
+    dweight, dbias = (None if part is None else part.sum(1) for part in (shares, bias_shares))
+    return sums(g, tokens, peaks, V, how), g.sum(1) if positioned else None, dweight, dbias

@@ -73,6 +73,36 @@ def test_kernels_are_the_definition(kind, poisoned):
             contract.assert_close(found, truth, TOL)
 
 
+def gradient(tokens: Tensor, g: Tensor) -> Tensor:
+    """Of a table of V words, by the kernels, for a gradient g of x."""
+    table = torch.zeros(V, g.shape[-1], dtype=g.dtype, device=DEVICE, requires_grad=True)
+    x, _ = call("triton", tokens, table, weight=torch.ones_like(table[0]))
+    return torch.autograd.grad(x, table, g)[0]
+
+
+@pytest.mark.parametrize("size", [1e-24, 1.0, 1e36])
+def test_equal_words_are_summed_exactly_in_any_order(size):
+    pytest.importorskip("triton")
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(V, (40, 25), generator=rng)
+    g = (
+        size * torch.randn(40, 25, 3, generator=rng) * 10 ** torch.empty(40, 25, 3).uniform_(-6, 0, generator=rng)
+    ).float()
+    truth = torch.zeros(V, 3, dtype=torch.float64).index_add_(0, tokens.flatten(), g.double().flatten(0, 1)).float()
+    order = torch.randperm(40, generator=rng)
+    for which in (slice(None), order):
+        assert torch.equal(gradient(tokens[which].to(DEVICE), g[which].to(DEVICE)).cpu(), truth)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_a_term_that_is_not_finite_shows(value):
+    pytest.importorskip("triton")
+    tokens, g = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE), torch.ones(2, 3, 5, device=DEVICE)
+    assert gradient(tokens, g)[0].tolist() == [6.0] * 5
+    g[1, 2, 4] = value
+    assert gradient(tokens, g).isnan().all()
+
+
 def test_vmap_is_a_loop(monkeypatch):
     triton = pytest.importorskip("mixassay.kernels.embedding.triton")
     few = lambda x, groups, M: triton.Shares(x.numel() // x.shape[-1] // M, 8, 3, 4, 8, 1)  # noqa: E731
