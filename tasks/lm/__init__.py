@@ -1,1 +1,1 @@
-"""What the rows of language models hold beside text: questions about long texts, in RULER's format."""
+"""What the rows of language models hold beside text: samples that ask for what they have told."""
