@@ -16,8 +16,8 @@ from mixassay.kernels.common.registered import against_triton
 EPS = 1e-8
 
 
-def one_pass(params: Tensor, grads: Tensor) -> bool:
-    """Whether a kernel updates them; the torch form reads and writes them a dozen times."""
+def one_pass(params: Tensor, grads: Tensor | None = None) -> bool:
+    """Whether a kernel updates or copies them; the torch form reads and writes them a dozen times."""
     return params.is_cuda and against_triton(params, grads) is None
 
 

@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss, scores
+from mixassay.runners.optim import one_pass
 from mixassay.tasks import IGNORE
 
 Mode = Literal["vmap", "loop"]
@@ -37,6 +38,7 @@ class Stack:
         }
         self.models = list(models) if mode == "loop" else [first]
         self.softens = any(inner.softens for inner in first.mixers())
+        self._places: tuple[Tensor, Tensor] | None = None
         self.observes = any(type(inner).observe is not Mixer.observe for inner in first.mixers())
         self._bind()
 
@@ -143,7 +145,7 @@ class Stack:
             found: Tensor = functional_call(self.models[0], (p, b), (t, q, k, labelled_loss(y, IGNORE)))
             return found
 
-        leaves = [view.requires_grad_() for view in self._views()]
+        leaves = [leaf.requires_grad_() for leaf in self.leaves()]
         in_dims = (0, 0, 0, 0, 0, None if keep is None else 0)
         with self._cast():
             losses = vmap(loss, in_dims)(self._named(leaves), self.buffers, tokens, positions, labels, keep)
@@ -152,6 +154,18 @@ class Stack:
     def _views(self) -> list[Tensor]:
         """Every parameter of all models, [M, *shape], detached."""
         parts = torch.split(self.params.detach(), self.sizes, dim=1)
+        return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def leaves(self) -> list[Tensor]:
+        """As `_views`; where kernels serve, copies that are contiguous, which each of them would make for itself."""
+        if not one_pass(self.params):
+            return self._views()
+        from mixassay.kernels.unpack import triton  # the package triton may not be there
+
+        if self._places is None:
+            self._places = triton.places(self.sizes, self.params.device)
+        blocks = triton.unpack(self.params.detach(), *self._places)
+        parts = torch.split(blocks, [len(self) * size for size in self.sizes])
         return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _named(self, tensors: list[Tensor]) -> dict[str, Tensor]:
