@@ -59,7 +59,8 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # what the steps as written left behind
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            # what other threads do meanwhile, such as pinning the next batch, is none of its business
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 shape.result = self.step(*shape.inputs)
         except RuntimeError as error:
             self.on = False

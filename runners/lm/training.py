@@ -1,8 +1,8 @@
 """A language model between two steps, and how it ends. Every rank of a run holds one; only the first evaluates.
 
 Parameters and AdamW's moments are float32 whatever the precision; `bf16` multiplies under autocast. A step adds up the
-gradients of its micro-batches. Rows depend on the step and the seed alone, so a checkpoint is continued bit for bit on
-a CPU, also by another number of ranks up to the order of sums.
+gradients of its micro-batches, by CUDA graphs where one GPU trains alone. Rows depend on the step and the seed alone,
+so a checkpoint is continued bit for bit on a CPU, also by another number of ranks up to the order of sums.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer, nbytes
 from mixassay.model import Model, build
 from mixassay.runners import checkpoint
+from mixassay.runners.graph import Replay
 from mixassay.runners.lm import work
 from mixassay.runners.lm.batches import Batches, makers
 from mixassay.runners.lm.evaluate import Questions, evaluate, questions
@@ -81,6 +82,7 @@ class Training:
             for block in self.model.blocks:
                 block.compile()
         self.wrapped = ranks.wrap(RowSums(self.model, spec.train.precision))
+        self.replay = Replay(self._add_gradients, device if ranks.n == 1 else "cpu")  # DDP's hooks are not captured
         self.optim = self._optimiser()
         self.flops = self._flops_per_token()
         self.step = 0
@@ -104,17 +106,14 @@ class Training:
         tokens, labels = next(self._batches)
         pieces = list(zip(torch.split(tokens, self.micro), torch.split(labels, self.micro), strict=True))
         for i, piece in enumerate(pieces):
-            apart = self.ranks.apart(self.wrapped) if i < len(pieces) - 1 else contextlib.nullcontext()
-            with apart, rounding(self.train.precision):
-                loss = self.wrapped(*piece) / self.rows
-                loss.backward()
-            self.loss_sum += loss.detach()
+            with self.ranks.apart(self.wrapped) if i < len(pieces) - 1 else contextlib.nullcontext():
+                self.loss_sum += self.replay(*piece)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip or math.inf)
         self.broke_at = torch.where((self.broke_at < 0) & ~torch.isfinite(norm), self.step, self.broke_at)
         for group in self.optim.param_groups:
             group["lr"] = self.train.lr * schedule(self.train.schedule, self.step, self.stream.steps, self.train.warmup)
         self.optim.step()
-        self.optim.zero_grad()
+        self.optim.zero_grad(set_to_none=not self.replay.on)
         self.loss_steps += 1
         self.step += 1
         self.tokens += self.train.batch_size * tokens.shape[1]
@@ -125,6 +124,13 @@ class Training:
         self.training_seconds += now - start
         if self.device == "cpu" or self._due(LOOK_EVERY):
             self.clock.look(self.tokens, self.training_seconds)
+
+    def _add_gradients(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Of a micro-batch, to those that are there; its share of the loss."""
+        with rounding(self.train.precision):
+            loss: Tensor = self.wrapped(tokens, labels) / self.rows
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def settle(self) -> End | None:
         """After a step: validates where that is due, on the first rank, and says whether the run ends here. Every rank

@@ -10,12 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from mixassay.errors import UserError
 from mixassay.model import build
+from mixassay.runners import graph
 from mixassay.runners import train as stacks
 from mixassay.runners.lm import evaluate, loss, scale, work
 from mixassay.runners.lm.batches import Batches
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.lm.train import How, run
-from mixassay.runners.lm.training import Training
+from mixassay.runners.lm.training import Training, weights_digest
 from mixassay.runners.outcome import Interrupted
 from mixassay.runners.stream import Stream
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, TaskSpec, TrainSpec
@@ -106,6 +107,24 @@ def test_speed_counts_the_tokens_of_every_length(text):
     assert of[16] < of[80]
     mean = sum(T * of[T] for T in lengths) / sum(lengths)
     assert training.speed()["flops_per_token"] == pytest.approx(mean)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mixer", ["attention", "mamba2"])
+def test_steps_that_a_gpu_replays_are_the_steps_as_written(text, mixer, monkeypatch):
+    cells = {"train_cells": ({"seq_len": 16, "weight": 1}, {"seq_len": 80, "weight": 1}), "valid_examples": 1}
+    ends = []
+    for warm in (graph.WARM, 1000):
+        monkeypatch.setattr(graph, "WARM", warm)
+        changed = spec(TaskSpec.model_validate(text.model_dump() | cells), mixer, steps=20, precision="bf16")
+        training = Training(changed, "cuda", Ranks(), micro_batch=2)
+        for _ in range(20):
+            training.advance()
+        captured = [shape.graph is not None for shape in training.replay.shapes.values()]
+        assert captured == [warm < 1000] * 2
+        ends.append(weights_digest(training.model))
+    assert ends[0] == ends[1]
 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(text, tmp_path):
