@@ -111,7 +111,7 @@ def test_speed_counts_the_tokens_of_every_length(text):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mixer", ["attention", "mamba2"])
+@pytest.mark.parametrize("mixer", ["mamba2", "gated_deltanet"])  # torch's attention has no fixed order of sums
 def test_steps_that_a_gpu_replays_are_the_steps_as_written(text, mixer, monkeypatch):
     cells = {"train_cells": ({"seq_len": 16, "weight": 1}, {"seq_len": 80, "weight": 1}), "valid_examples": 1}
     ends = []
