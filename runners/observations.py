@@ -6,7 +6,8 @@ from typing import Any
 
 from mixassay.runners import stats
 from mixassay.runners.labels import find, named, pairs, short
-from mixassay.runners.report import Entry, Label, Runs, Table, values
+from mixassay.runners.report import Entry, Label, Table
+from mixassay.runners.runs import Runs, values
 from mixassay.spec import cell_labels
 
 

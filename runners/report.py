@@ -1,39 +1,24 @@
 """Records to a table: mean and deviation over seeds, honestly.
 
 A cell of the table is one configuration. Its number comes from runs of one version of the code, the data and the
-tuning, never from a mixture; seeds that are missing, diverged or failed are counted where the number stands. The
-table is plain data; `render.py` writes it down.
+tuning (`runs.py`); seeds that are missing, diverged or failed are counted where the number stands. The table is plain
+data; `render.py` writes it down.
 """
 
 import functools
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mixassay.errors import UserError
-from mixassay.record import SETTLED, RunRecord, Version, version_of
+from mixassay.record import RunRecord
 from mixassay.registry import suggest
-from mixassay.runners import stats
+from mixassay.runners import choice_notes, stats
 from mixassay.runners.labels import find, pairs, short, spans
+from mixassay.runners.runs import Runs, choose, values
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
-from mixassay.sweep import Cell, Sweep
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The runs that stand for one configuration: at most one a seed, all of one code, data, machine and tuning."""
-
-    cell: Cell
-    seeds: tuple[int, ...]  # as asked for
-    records: tuple[RunRecord, ...]
-    older: bool  # made by other code than the present
-    aside: int  # further runs of these seeds by the same code, left out because machine, data or tuning differ
-
-    @functools.cached_property
-    def ok(self) -> tuple[RunRecord, ...]:
-        return tuple(record for record in self.records if record.status == "ok")
+from mixassay.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -138,41 +123,14 @@ def build(
         columns=tuple(dict.fromkeys(column for _, column in entries)),
         entries=entries,
         tuned=tuple(sweep.tuned),
-        caption=tuple(_caption(sweep, all_runs)),
+        caption=tuple(_caption(sweep, all_runs, tuning)),
         warnings=(
-            *_warnings(all_runs, tuning),
-            *_tuned_by_fewer(sweep, all_runs, tuning),
-            *_not_chosen(all_runs, chosen),
+            *_warnings(all_runs),
+            *choice_notes.other_grids(all_runs, tuning),
+            *choice_notes.by_fewer(sweep, all_runs, tuning),
+            *choice_notes.not_chosen(all_runs, chosen),
         ),
     )
-
-
-def choose(
-    cell: Cell,
-    records: Sequence[RunRecord],
-    seeds: tuple[int, ...],
-    current: str | None = None,
-    chosen: Args | None = None,
-) -> Runs:
-    """The runs of one version: with the chosen settings if there are any, then of the present code if they are
-    complete, else the most recent version there is."""
-    versions: dict[Version, dict[int, RunRecord]] = {}
-    for record in records:
-        if record.seed in seeds:
-            versions.setdefault(version_of(record), {})[record.seed] = record
-    if not versions:
-        return Runs(cell, seeds, (), older=False, aside=0)
-
-    def rank(key: Version) -> tuple[bool, bool, str]:
-        runs = versions[key].values()
-        whole = len(runs) == len(seeds) and all(record.status in SETTLED for record in runs)
-        as_chosen = chosen is not None and all(record.tuned == chosen for record in runs)
-        return as_chosen, key[0] == current and whole, max(record.time.start for record in runs)
-
-    best = max(versions, key=rank)
-    aside = sum(len(runs) for key, runs in versions.items() if key != best and key[0] == best[0])
-    picked = tuple(versions[best][seed] for seed in seeds if seed in versions[best])
-    return Runs(cell, seeds, picked, older=current not in (None, best[0]), aside=aside)
 
 
 def _check_metric(metric: str, all_runs: Sequence[Runs]) -> None:
@@ -217,20 +175,7 @@ def _text(value: Any) -> str:
     return str(value["name"]) if isinstance(value, Mapping) and set(value) == {"name"} else plain(value)
 
 
-def values(runs: Runs, metric: str, at: Mapping[str, Any] | None) -> dict[int, float]:
-    """seed -> value of the runs that ended ok and have one."""
-    split, name = metric.split("/")
-    found: dict[int, float] = {}
-    for record in runs.ok:
-        value = record.metrics.get(metric)
-        if at is not None:
-            value = next((getattr(e, name, None) for e in record.eval if e.split == split and e.cell == at), None)
-        if value is not None:
-            found[record.seed] = value
-    return found
-
-
-def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
+def _caption(sweep: Sweep, all_runs: Sequence[Runs], tuning: choice_notes.Tuning) -> list[str]:
     """What must be said for the numbers to mean something."""
     metric, used = sweep.report.metric, [record for runs in all_runs for record in runs.records]
     unit = ", in points" if metric.endswith("accuracy") else ""
@@ -242,7 +187,8 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         lines.append(f"solved: seeds at {sweep.report.compare.solved_at:g} or above, of those with an outcome.")
     if any(len(runs.ok) < len(runs.seeds) for runs in all_runs):
         lines.append("k/n: only k of n seeds have a number, and mean, std and min are over these k.")
-    lines += [_tuning_rule(sweep, all_runs), *_at_the_end(sweep, all_runs)]
+    lines += [choice_notes.rule(sweep, all_runs), *choice_notes.at_the_end(sweep, all_runs)]
+    lines += choice_notes.close_calls(sweep, all_runs, tuning)
     if used:
         commits = sorted({_commit(record) for record in used})
         devices = sorted({str(record.env.get("class")) for record in used})
@@ -250,66 +196,8 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
     older = [str(runs.cell) for runs in all_runs if runs.older]
     if older:  # each is marked in the table, too
-        lines.append(f"† made by older code than the present: {_named(older, len(all_runs))}.")
+        lines.append(f"† made by older code than the present: {choice_notes.named(older, len(all_runs))}.")
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
-
-
-def _tuning_rule(sweep: Sweep, all_runs: Sequence[Runs]) -> str:
-    if sweep.select is not None:
-        grid = ", ".join(f"{path} of {len(values)}" for path, values in sweep.tuned.items())
-        seeds = spans(sweep.select.seeds)
-        return f"Chosen for each cell on {sweep.select.by} with tuning seeds {seeds}, then frozen: {grid} values."
-    one_each = [runs.records[0] for runs in all_runs if runs.records]  # without selection the cell fixes the rate
-    rates = sorted({rate for record in one_each if isinstance(rate := find(record.config, "train.lr"), float)})
-    fixed = f" at {rates[0]:g}" if len(rates) == 1 else ", not tuned"
-    return f"Learning rate fixed by the configuration{fixed}."
-
-
-def _at_the_end(sweep: Sweep, all_runs: Sequence[Runs]) -> list[str]:
-    """Where a choice is the least or the greatest of those tried, and not all seeds solve the task with it."""
-    metric, enough, found = sweep.report.metric, sweep.report.compare.solved_at, []
-    for path, tried in sweep.tuned.items():
-        if len(tried) < 3 or not all(isinstance(value, float) for value in tried):
-            continue
-        at = [runs for runs in all_runs if runs.ok and runs.ok[0].tuned.get(path) in (min(tried), max(tried))]
-        names = [
-            str(runs.cell)
-            for runs in at
-            if not metric.endswith("accuracy")
-            or stats.solved([*values(runs, metric, None).values()], enough) < len(runs.seeds)
-        ]
-        if names:
-            found.append(f"{path} is at an end of its values, and a better one may lie beyond: {'; '.join(names)}.")
-    return found
-
-
-def _tuned_by_fewer(sweep: Sweep, all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
-    """Cells whose choice is older than the file's list of tuning seeds."""
-    if sweep.select is None:
-        return
-    found: dict[str, list[str]] = {}
-    for runs in all_runs:
-        seeds = {r.seed for r in tuning.get(runs.cell.cell, ()) if runs.records and r.tuned == runs.records[0].tuned}
-        if seeds and not set(sweep.select.seeds) <= seeds:
-            found.setdefault(spans(sorted(seeds)), []).append(str(runs.cell))
-    now = spans(sweep.select.seeds)
-    for seeds_used, names in found.items():
-        which = _named(names, len(all_runs))
-        yield f"chosen with tuning seeds {seeds_used}, not {now} as the file has it now: {which}"
-
-
-def _not_chosen(all_runs: Sequence[Runs], chosen: Mapping[str, Args]) -> Iterator[str]:
-    """Cells that were chosen for again, and whose runs with the new choice are still to come."""
-    for runs in all_runs:
-        choice = chosen.get(runs.cell.cell)
-        if choice is not None and runs.records and runs.records[0].tuned != choice:
-            used = pairs(runs.records[0].tuned or {})
-            yield f"{runs.cell}: trained with {used}, where {pairs(choice)} is chosen now; run the sweep to go on"
-
-
-def _named(cells: Sequence[str], of: int) -> str:
-    """A few cells by their names, many by their number."""
-    return "; ".join(cells) if len(cells) < 4 else f"{len(cells)} of {of} cells"
 
 
 def _commit(record: RunRecord) -> str:
@@ -317,7 +205,7 @@ def _commit(record: RunRecord) -> str:
     return (code.commit[:12] if code.commit != "none" else code.version) + ("-dirty" if code.dirty else "")
 
 
-def _warnings(all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+def _warnings(all_runs: Sequence[Runs]) -> list[str]:
     found = []
     for runs in all_runs:
         name = str(runs.cell)
@@ -327,18 +215,10 @@ def _warnings(all_runs: Sequence[Runs], tuning: Mapping[str, Sequence[RunRecord]
             found.append(f"{name}: all {len(numbers)} seeds gave bit-equal numbers; does the seed drive anything?")
         if runs.aside:
             found.append(f"{name}: {runs.aside} run(s) on another machine, data version or tuning are left out")
-    for what, values in (
+    for what, kinds in (
         ("data versions", {record.data for runs in all_runs for record in runs.records}),
         ("kinds of machine", {str(record.env.get("class")) for runs in all_runs for record in runs.records}),
     ):
-        if len(values) > 1:
-            found.append(f"cells were measured on different {what}: {'; '.join(sorted(values))}")
-    grids = {
-        str(runs.cell): len({json.dumps(r.tuned, sort_keys=True) for r in tuning[runs.cell.cell]})
-        for runs in all_runs
-        if runs.cell.cell in tuning
-    }
-    if len(set(grids.values())) > 1:
-        sizes = "; ".join(f"{name}: {size}" for name, size in grids.items())
-        found.append(f"cells were tuned over grids of different size, which favours the larger: {sizes}")
+        if len(kinds) > 1:
+            found.append(f"cells were measured on different {what}: {'; '.join(sorted(kinds))}")
     return found

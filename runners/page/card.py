@@ -7,7 +7,8 @@ from typing import Any
 from mixassay.record import RunRecord
 from mixassay.runners import render
 from mixassay.runners.observations import configurations
-from mixassay.runners.report import Runs, Table
+from mixassay.runners.report import Table
+from mixassay.runners.runs import Runs
 from mixassay.spec import plain
 from mixassay.sweep import Cell, Sweep
 

@@ -277,6 +277,34 @@ def test_a_choice_by_fewer_tuning_seeds_than_the_file_has_now_is_told(load, reco
     assert warning == f"chosen with tuning seeds 100, not 100-101 as the file has it now: {one}"
 
 
+@pytest.mark.parametrize(
+    ("by", "chosen", "other", "close"),
+    [  # deviations of two runs that are 2 d apart: d sqrt 2; of the difference of two means of two: d sqrt 2
+        ("valid/accuracy", (0.50, 0.60), (0.44, 0.54), True),  # 0.06 behind, at an error of 0.0707
+        ("valid/accuracy", (0.50, 0.60), (0.42, 0.52), False),
+        ("valid/accuracy", (0.99, 1.00), (0.98, 1.01), False),  # solved
+        ("valid/loss", (0.50, 0.60), (0.56, 0.66), True),
+        ("valid/loss", (0.50, 0.60), (0.40, 0.50), True),
+        ("valid/loss", (0.50, 0.60), (0.58, 0.68), False),
+    ],
+)
+def test_close_calls_of_a_choice_are_counted(load, record_of, by, chosen, other, close):
+    sweep = load(f"sweep.select={{axes: {{train.lr: [1e-3, 1e-2]}}, seeds: [100, 101], by: {by}}}")
+    found, cell = [], sweep.cells()[0]
+    for run in sweep.tuning(cell):
+        value = (other if run.tuned["train.lr"] == 0.001 else chosen)[run.seed - 100]
+        found.append(record_of(run, 0.0, metrics={by: value}))
+    found += [record_of(run, 0.3 + run.seed / 100) for run in sweep.reported(cell, {"train.lr": 0.01})]
+    told = [line for line in report.build(sweep, found).caption if "standard error" in line]
+    told_once = (
+        "In 1 of 1 cells another value was within a standard error of the chosen one: "
+        "other tuning seeds might choose otherwise."
+    )
+    assert told == [told_once] * close
+    lost = [r.model_copy(update={"status": "diverged"}) if r.tuned.get("train.lr") == 0.001 else r for r in found]
+    assert not [line for line in report.build(sweep, lost).caption if "standard error" in line]
+
+
 def test_runs_with_the_chosen_settings_stand_before_newer_ones_and_others_are_told(load, record_of):
     sweep = load(SELECT)
     cell = sweep.cells()[0]
