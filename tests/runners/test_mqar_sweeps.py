@@ -40,10 +40,10 @@ def load(name: str, *overrides: str) -> Sweep:
 
 
 def small_cells() -> Iterator[tuple[Sweep, Cell]]:
-    """Every cell of the five sweeps once, made small."""
+    """Every cell of the sweeps once, made small."""
     seen = set()
     for sweep in [
-        *(load(name, *SMALL, MIXTURE) for name in (*ONE_TABLE, "precision")),
+        *(load(name, *SMALL, MIXTURE) for name in (*ONE_TABLE, "precision", "log_linear_why", "gated_deltanet_why")),
         load("zoology_figure2", *SMALL, *FIGURE),
     ]:
         for cell in sweep.cells():
@@ -60,7 +60,7 @@ def test_every_cell_trains() -> None:
         assert outcomes[0].stopped["step"] == 2
         assert outcomes[0].state_bytes
         n += 1
-    assert n == 15 + 9 + 14 + 4 + 4
+    assert n == 15 + 9 + 14 + 4 + 8 + 6 + 4
 
 
 def test_the_protocol() -> None:
