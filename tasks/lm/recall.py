@@ -8,18 +8,21 @@
     quiet-harbor: 1180335           asked, answered
 
 Every other line is one of those that were told: one of the last 2, 4, 8, ... or of all, each of these windows equally
-likely. So there is something to learn at once, whatever the length, and always something harder to go on with.
+likely. So there is something to learn at once, whatever the length, and always something harder to go on with. The
+values of a sample are numbers, or words as the keys are: of these the latter are learnt first, and both sooner so.
 """
 
 from collections.abc import Iterator
 
 from mixassay.tasks.lm.parts import Part, Piece
 from mixassay.tasks.ruler.chance import Chance
-from mixassay.tasks.ruler.niah import names
+from mixassay.tasks.ruler.niah import Key, Value, names
 from mixassay.tasks.ruler.sources import SHIPPED
 
 LEAST_TOKENS = 8
 """Of two lines, with any tokenizer."""
+
+VALUES: tuple[Key | Value, ...] = ("numbers", "words")
 
 WORD = 31
 """Bits of a random number."""
@@ -27,7 +30,8 @@ WORD = 31
 
 def lines(chance: Chance, n: int) -> Iterator[list[Piece]]:
     """2 n lines, of which lines 0, 2, ... tell something new and lines 1, 3, ... come again."""
-    keys, values = names("words", chance, "keys", n, SHIPPED), names("numbers", chance, "values", n, SHIPPED)
+    kind = VALUES[chance.below("kind", 1, len(VALUES))[0]]
+    keys, values = names("words", chance, "keys", n, SHIPPED), names(kind, chance, "values", n, SHIPPED)
     windows, places = chance.below("windows", n, 2**WORD), chance.below("places", n, 2**WORD)
     for i in range(n):
         yield line(keys[i], values[i], Part.TOLD, Part.TOLD)

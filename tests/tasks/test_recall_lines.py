@@ -14,12 +14,13 @@ from mixassay.tokens import Bytes
 
 
 class Threes(Bytes):
-    """Three characters a token, from wherever a text begins."""
+    """Three bytes a token, from wherever a text begins."""
 
     end = 0
 
     def encode(self, text):
-        return [int.from_bytes(text[i : i + 3].encode(), "big") for i in range(0, len(text), 3)]
+        data = text.encode()
+        return [int.from_bytes(data[i : i + 3], "big") for i in range(0, len(data), 3)]
 
     def decode(self, ids, /):
         return b"".join(i.to_bytes(3, "big").lstrip(b"\0") for i in ids if i != self.end).decode()
@@ -37,7 +38,7 @@ def sample(length, tokenizer=TOKENIZERS[0], index=0, seed=7):
 def test_values_that_are_asked_for_were_told(length, tokenizer):
     for index in range(8):
         ids, parts = sample(length, tokenizer, index)
-        assert length - 2 * 45 < len(ids) == len(parts) <= length
+        assert length - 80 < len(ids) == len(parts) <= length
         assert ids[-1] == tokenizer.end
         assert parts[-1] == Part.TOLD
         lines = tokenizer.decode(ids).splitlines(keepends=True)
@@ -55,6 +56,16 @@ def test_values_that_are_asked_for_were_told(length, tokenizer):
         assert at == len(ids) - 1
         assert len(set(told.values())) == len(told) == (len(lines) + 1) // 2
         assert len(lines) >= 2
+
+
+def test_values_are_numbers_or_words_in_a_sample():
+    numbers = 0
+    for index in range(40):
+        values = {content[0] for _, content in recall.lines(Chance(0, index, "test"), 9)}
+        kinds = {value.strip().isdigit() for value in values}
+        assert len(kinds) == 1
+        numbers += kinds.pop()
+    assert 10 <= numbers <= 30
 
 
 def test_samples_are_a_pure_function():
@@ -95,7 +106,7 @@ def test_what_is_scored_in_rows_of_them(tmp_path):
         of[loss] = [Bytes().decode(y[y != IGNORE].tolist()) for y in rows.labels]
     for answers, questions, whole in zip(*of.values(), strict=True):
         values = answers.splitlines()
-        assert all(len(value) == 8 and value[1:].isdigit() for value in values)
+        assert all(value[0] == " " and value[1:] in whole for value in values)
         again = questions.splitlines()
         assert [line.partition(":")[2] for line in again] == values
         assert all(line in whole for line in again)
