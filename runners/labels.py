@@ -11,6 +11,28 @@ def pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{short(path)}={named(value)}" for path, value in values.items())
 
 
+LONG = 40  # characters of a table's head
+
+
+def heads(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each of them as `pairs`. Where one is too long for the head of a column, all go without the fields that are not
+    needed to tell them apart, the last first."""
+    kept = list(dict.fromkeys(name for label in labels for name in label))
+
+    def texts() -> list[str]:
+        return [pairs({name: label[name] for name in kept if name in label}) for label in labels]
+
+    apart = len(set(texts()))
+    for name in reversed(kept[:]):
+        if max(map(len, texts()), default=0) <= LONG:
+            break
+        at = kept.index(name)
+        kept.remove(name)
+        if len(set(texts())) < apart:
+            kept.insert(at, name)
+    return texts()
+
+
 def named(value: Any) -> str:
     """`mamba2 (d_state=16)` for a mapping with a name, any other value as in YAML."""
     if not isinstance(value, Mapping) or "name" not in value:

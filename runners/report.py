@@ -15,7 +15,7 @@ from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.registry import suggest
 from mixassay.runners import choice_notes, stats
-from mixassay.runners.labels import find, pairs, short, spans
+from mixassay.runners.labels import find, heads, short, spans
 from mixassay.runners.runs import Runs, choose, values
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Sweep
@@ -106,11 +106,13 @@ def build(
     metric = sweep.report.metric
     _check_metric(metric, all_runs)
     columns, by_eval = _columns(sweep)
+    asked = [at for c in sweep.cells() for at in cell_labels(c.sections.task)] if by_eval else []
+    head = {plain(at): text for at, text in zip(asked, heads(asked), strict=True)}
     entries: dict[tuple[Label, Label], Entry] = {}
     for runs, row, column in zip(all_runs, _labels(sweep, (sweep.report.rows,)), _labels(sweep, columns), strict=True):
         under = tuple(f"{short(path)}={value}" for path, value in zip(columns, column, strict=True))
         for at in [None, *(cell_labels(runs.cell.sections.task) if by_eval else [])]:
-            place = row, (*under, "mean" if at is None else pairs(at)) if by_eval else under
+            place = row, (*under, "mean" if at is None else head[plain(at)]) if by_eval else under
             assert place not in entries, f"two cells share a place in the table: {place}"  # refused by Sweep.load
             entries[place] = Entry(runs, at, values(runs, metric, at))
     return Table(

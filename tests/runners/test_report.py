@@ -18,6 +18,7 @@ from rich.console import Console
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import export, render, report
+from mixassay.runners.labels import heads
 from mixassay.runners.report import Table
 from mixassay.sweep import Sweep
 
@@ -333,6 +334,26 @@ def test_a_choice_at_an_end_of_the_values_is_told(load, record_of):
         found += [record_of(run, value) for run in sweep.reported(cell, {"train.lr": lr})]
     told = [line for line in report.build(sweep, found).caption if "may lie beyond" in line]
     assert told == ["train.lr is at an end of its values, and a better one may lie beyond: mixer=mamba2."]
+
+
+def test_heads_that_are_too_long_go_without_what_is_not_needed():
+    short = [{"seq_len": 64, "num_kv": 4}, {"seq_len": 128, "num_kv": 8}]
+    assert heads(short) == ["seq_len=64 num_kv=4", "seq_len=128 num_kv=8"]
+    of = {"loss": "answers", "rows_of": "samples"}
+    cells = [
+        {"seq_len": 4096, "loss": "all", "samples": [], "rows_of": "text"},
+        {"seq_len": 4096, "samples": ["niah_single_1"], **of},
+        {"seq_len": 1024, "samples": ["niah_single_1"], **of},
+        {"seq_len": 1024, "samples": ["recall"], **of},
+    ]
+    assert heads(cells) == [
+        "seq_len=4096 samples=[]",
+        "seq_len=4096 samples=[niah_single_1]",
+        "seq_len=1024 samples=[niah_single_1]",
+        "seq_len=1024 samples=[recall]",
+    ]
+    assert heads([{"a": "x" * 50}, {"a": "x" * 50}]) == [f"a={'x' * 50}"] * 2
+    assert heads([]) == []
 
 
 def test_swept_paths_are_columns_and_the_rest_is_small_print(load, record_of):
