@@ -24,7 +24,7 @@ def heads(labels: Sequence[Mapping[str, Any]]) -> list[str]:
 
     apart = len(set(texts()))
     for name in reversed(kept[:]):
-        if max(map(len, texts()), default=0) <= LONG:
+        if len(kept) == 1 or max(map(len, texts()), default=0) <= LONG:
             break
         at = kept.index(name)
         kept.remove(name)
