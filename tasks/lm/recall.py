@@ -1,4 +1,4 @@
-"""Lines that come again: a sixth of their bytes are answers, where those of RULER's samples at 1024 are 1 to 5 %.
+"""Lines that come again: a fifth of their bytes are answers, where those of RULER's samples at 1024 are 1 to 5 %.
 
     amber-lantern: 4821907          told
     amber-lantern: 4821907          asked, answered
