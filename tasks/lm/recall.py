@@ -9,7 +9,7 @@
 
 Every other line is one of those that were told: one of the last 2, 4, 8, ... or of all, each of these windows equally
 likely. So there is something to learn at once, whatever the length, and always something harder to go on with. The
-values of a sample are numbers, or words as the keys are: of these the latter are learnt first, and both sooner so.
+values of a sample are numbers, or words as the keys are: where all were numbers, small models learnt them later or not.
 """
 
 from collections.abc import Iterator
