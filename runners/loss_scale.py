@@ -33,11 +33,11 @@ class LossScale:
 
     def adjust(self, overflowed: Tensor) -> Tensor:
         """After a step, whose gradient was not finite in the models `overflowed` [M]: which of them may go on, [M]."""
-        self.calm.copy_(torch.where(overflowed, 0, self.calm + 1))
+        self.calm.add_(1).masked_fill_(overflowed, 0)
         self.skipped += overflowed
         double = (self.calm >= CALM) & (self.value < 1)
         self.calm.masked_fill_(double, 0)
-        self.value.mul_(torch.where(overflowed, 0.5, 1.0) * torch.where(double, 2.0, 1.0))
+        self.value.mul_(torch.where(overflowed, 0.5, 1 + double))
         return overflowed & (self.value >= LEAST)
 
     def keep(self, rows: list[int]) -> None:

@@ -6,6 +6,8 @@ with lr, wd, clipping and an `active` flag per row. A row that is not active, or
 its parameters bit for bit, and no other row sees it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,14 @@ def one_pass(params: Tensor, grads: Tensor | None = None) -> bool:
     return params.is_cuda and against_triton(params, grads) is None
 
 
+def paces(shares: Sequence[float], betas: tuple[float, float]) -> Tensor:
+    """float64 [steps, 3], for each update n = 1, 2, ... by its share of the learning rate: that share, the share over
+    1 - b1^n, and the root of 1 - b2^n."""
+    share, n = torch.tensor(shares, dtype=torch.float64), torch.arange(1, len(shares) + 1, dtype=torch.float64)
+    b1, b2 = betas
+    return torch.stack((share, share / (1 - b1**n), (1 - b2**n).sqrt()), dim=1)
+
+
 @dataclass
 class AdamW:
     """`lr`, `weight_decay`: [M]. `decay_mask`: [P], 1 where a parameter is decayed. No update waits for the device."""
@@ -32,36 +42,32 @@ class AdamW:
     clip: float | None
     mean: Tensor  # [M, P], first moment
     square: Tensor  # [M, P], second moment
-    count: Tensor  # float64 [], updates made
 
     @torch.no_grad()
-    def update(self, params: Tensor, grads: Tensor, scale: float | Tensor, active: Tensor) -> Tensor:
-        """Move `params` [M, P] in place by `grads` at `scale` times each row's lr; says which rows are finite, [M]."""
+    def update(self, params: Tensor, grads: Tensor, pace: Tensor, active: Tensor) -> Tensor:
+        """Move `params` [M, P] in place by `grads` at each row's lr and `pace` [3], the update's row of `paces`; says
+        which rows are finite, [M]."""
         norm = torch.linalg.vector_norm(grads, dim=1)  # [M]
-        finite = torch.isfinite(norm)
+        finite: Tensor = norm < math.inf
         go = active & finite
         factor = go.to(grads.dtype)
         if self.clip is not None:
-            factor = factor * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        factor = torch.where(go, factor, 0.0)
+            factor = torch.where(go, (self.clip / (norm + 1e-6)).clamp(max=1.0), 0.0)
         b1, b2 = self.betas
-        self.count += 1
-        lr = torch.where(go, self.lr * scale, 0.0)
         if one_pass(params, grads):
             from mixassay.kernels.adamw import triton  # the package triton may not be there
 
-            options = {"lr": lr, "weight_decay": self.weight_decay, "factor": factor, "count": self.count}
-            moved = params, grads, self.mean, self.square, self.decay_mask
-            triton.update(*moved, **options, betas=self.betas, eps=EPS)
+            options = {"lr": self.lr, "weight_decay": self.weight_decay, "factor": factor, "pace": pace}
+            triton.update(params, grads, self.mean, self.square, self.decay_mask, **options, betas=self.betas, eps=EPS)
             return finite
         # where() and not a product: 0 * inf is nan
         grads = torch.where(go[:, None], grads, 0.0) * factor[:, None]
         self.mean.lerp_(grads, 1 - b1)
         self.square.mul_(b2).addcmul_(grads, grads, value=1 - b2)
-        lr = lr[:, None]
-        denominator = (self.square.sqrt() / (1 - b2**self.count).sqrt()).add_(EPS)
-        params.sub_(params * (lr * self.weight_decay[:, None] * self.decay_mask))
-        params.sub_(lr / (1 - b1**self.count) * self.mean / denominator)
+        lr = torch.where(go, self.lr, 0.0)[:, None]
+        denominator = (self.square.sqrt() / pace[2]).add_(EPS)
+        params.sub_(params * (lr * pace[0] * self.weight_decay[:, None] * self.decay_mask))
+        params.sub_(lr * pace[1] * self.mean / denominator)
         return finite
 
     def keep(self, rows: list[int]) -> None:

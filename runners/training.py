@@ -23,7 +23,7 @@ from mixassay.runners.ahead import Ahead
 from mixassay.runners.evaluate import Questions, evaluate, means, observe, questions
 from mixassay.runners.graph import Replay
 from mixassay.runners.loss_scale import LossScale
-from mixassay.runners.optim import AdamW
+from mixassay.runners.optim import AdamW, paces
 from mixassay.runners.outcome import Keep, Outcome
 from mixassay.runners.schedule import schedule
 from mixassay.runners.stack import Mode, Stack
@@ -88,12 +88,12 @@ class Training:
             clip=self.train.clip,
             mean=torch.zeros_like(p),
             square=torch.zeros_like(p),
-            count=torch.zeros((), dtype=torch.float64, device=device),
         )
         self.loss_scale = LossScale.start(M, device)
         steps, train = self.stream.steps, self.train
         shares = [schedule(train.schedule, step, steps, train.warmup) for step in range(steps)]
-        self.shares = torch.tensor(shares, dtype=torch.float64, device=device)  # of the peak learning rate
+        self.paces = paces(shares, train.betas).to(p)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # updates made
         self.replay = Replay(self._update, device)
         self.drawings: dict[int, Replay] = {}
         self.ahead = Ahead(self._draw, self.stream.steps, device)
@@ -125,22 +125,23 @@ class Training:
         return self.drawings[cell]
 
     def _update(self, tokens: Tensor, positions: Tensor, labels: Tensor) -> None:
-        """Changes, in place: parameters, the optimiser, `active`, `broke_at`, `loss_sum`, `loss_scale`."""
-        now, keep = self.optim.count.long(), None
+        """Changes, in place: parameters, the optimiser, `count`, `active`, `broke_at`, `loss_sum`, `loss_scale`."""
+        keep = None
         if self.spec.model.dropout > 0:
             seeds = seeds_on(self.device, tuple(member.spec.seed for member in self.members))
             shape = (*tokens.shape[1:], self.spec.model.d_model)
-            keep = draws.keep_mask(seeds, DROPOUT, now, shape, self.spec.model.dropout)
+            keep = draws.keep_mask(seeds, DROPOUT, self.count, shape, self.spec.model.dropout)
         loss, grad = self.stack.loss_and_grad(tokens, positions, labels, keep, self.loss_scale.value)
-        share = self.shares.index_select(0, now.view(1)).squeeze(0)
-        finite = torch.isfinite(loss)
-        moved = self.optim.update(self.stack.params, grad, share, self.active & finite)
+        pace = self.paces.index_select(0, self.count.view(1)).squeeze(0)
+        fine = self.active & (loss.abs() < math.inf)
+        moved = self.optim.update(self.stack.params, grad, pace, fine)
         if self.train.precision == "fp16":
-            moved |= self.loss_scale.adjust(self.active & finite & ~moved)
-        finite &= moved
-        self.broke_at.copy_(torch.where(self.active & ~finite, now, self.broke_at))
-        self.active &= finite
-        self.loss_sum += torch.where(finite, loss, 0.0).double()
+            moved |= self.loss_scale.adjust(fine & ~moved)
+        fine &= moved
+        self.broke_at.copy_(torch.where(self.active ^ fine, self.count, self.broke_at))
+        self.active.copy_(fine)
+        self.loss_sum += torch.where(fine, loss, 0.0)
+        self.count += 1
 
     def settle(self) -> list[Outcome]:
         """After a step: validates where that is due, and takes out the members that have finished."""
@@ -259,7 +260,7 @@ class Training:
         self._keep([member.place for member in self.members])
         self.finished = [Outcome(**o | {"spec": self.specs[o["spec"]]}) for o in state["finished"]]
         self.step = state["step"]
-        self.optim.count.fill_(self.step)
+        self.count.fill_(self.step)
         self.loss_steps = state["loss_steps"]
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]

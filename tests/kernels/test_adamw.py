@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mixassay.runners import optim
-from mixassay.runners.optim import AdamW
+from mixassay.runners.optim import AdamW, paces
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -26,7 +26,6 @@ def made(clip: float | None) -> tuple[Tensor, AdamW]:
         clip=clip,
         mean=torch.zeros_like(params),
         square=torch.zeros_like(params),
-        count=torch.zeros((), dtype=torch.float64, device=DEVICE),
     )
 
 
@@ -43,10 +42,10 @@ def test_one_pass_is_the_update(clip, monkeypatch):
         params, adamw = made(clip)
         active = torch.tensor([True, True, True, False], device=DEVICE)
         finite = active
-        for step in range(5):
+        for step, pace in enumerate(paces([0.5] * 5, adamw.betas).to(params)):
             grads = torch.randn(4, 1030, generator=g, dtype=torch.float64).to(DTYPE).to(DEVICE)
             grads[1, 7] = math.inf if step == 4 else 0.0
-            finite = adamw.update(params, grads, 0.5, active)
+            finite = adamw.update(params, grads, pace, active)
         assert finite.tolist() == [True, False, True, True]
         ends.append((params, adamw.mean, adamw.square))
     assert len(passes) == 5

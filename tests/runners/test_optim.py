@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
-from mixassay.runners.optim import AdamW
+from mixassay.runners.optim import AdamW, paces
 from mixassay.runners.schedule import schedule
+
+BETAS = (0.9, 0.99)
+WHOLE = paces([1.0], BETAS)[0]
 
 
 def rows(M=3, P=7, *, clip=None, seed=0):
@@ -16,11 +19,10 @@ def rows(M=3, P=7, *, clip=None, seed=0):
         lr=torch.tensor([1e-3, 1e-2, 1e-1], dtype=torch.float64)[:M],
         weight_decay=torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64)[:M],
         decay_mask=torch.ones(P, dtype=torch.float64),
-        betas=(0.9, 0.99),
+        betas=BETAS,
         clip=clip,
         mean=torch.zeros_like(params),
         square=torch.zeros_like(params),
-        count=torch.zeros((), dtype=torch.float64),
     )
     return params, optim, g
 
@@ -30,19 +32,19 @@ def test_each_row_is_torch_adamw(clip):
     params, optim, g = rows(clip=clip)
     twins = [torch.nn.Parameter(p.clone()) for p in params]
     torch_optims = [
-        torch.optim.AdamW([p], lr=lr, weight_decay=wd, betas=(0.9, 0.99))
+        torch.optim.AdamW([p], lr=lr, weight_decay=wd, betas=BETAS)
         for p, lr, wd in zip(twins, optim.lr.tolist(), optim.weight_decay.tolist(), strict=True)
     ]
     active = torch.ones(3, dtype=torch.bool)
-    for step in range(20):
+    shares = [schedule("cosine", step, 20, 0.2) for step in range(20)]
+    for share, pace in zip(shares, paces(shares, optim.betas), strict=True):
         grads = torch.randn(3, 7, generator=g, dtype=torch.float64)
-        scale = schedule("cosine", step, 20, 0.2)
-        optim.update(params, grads, scale, active)
+        optim.update(params, grads, pace, active)
         for row, (p, o) in enumerate(zip(twins, torch_optims, strict=True)):
             p.grad = grads[row].clone()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_([p], clip)
-            o.param_groups[0]["lr"] = optim.lr[row].item() * scale
+            o.param_groups[0]["lr"] = optim.lr[row].item() * share
             o.step()
     torch.testing.assert_close(params, torch.stack([p.detach() for p in twins]), rtol=1e-12, atol=1e-12)
 
@@ -51,7 +53,7 @@ def test_rows_without_decay_are_spared():
     params, optim, _ = rows()
     optim.decay_mask[3:] = 0
     before = params.clone()
-    optim.update(params, torch.zeros_like(params), 1.0, torch.ones(3, dtype=torch.bool))
+    optim.update(params, torch.zeros_like(params), WHOLE, torch.ones(3, dtype=torch.bool))
     assert torch.equal(params[:, 3:], before[:, 3:])
     assert torch.allclose(params[2, :3], before[2, :3] * (1 - 0.1 * 0.5))
 
@@ -65,8 +67,8 @@ def test_a_broken_row_stays_and_its_neighbours_do_not_notice(bad):
     broken = grads.clone()
     broken[1, 4] = bad
     before = params.clone()
-    finite = optim.update(params, broken, 1.0, active)
-    clean_optim.update(clean, grads, 1.0, active)
+    finite = optim.update(params, broken, WHOLE, active)
+    clean_optim.update(clean, grads, WHOLE, active)
     assert finite.tolist() == [True, False, True]
     assert torch.equal(params[1], before[1])
     assert torch.equal(params[[0, 2]], clean[[0, 2]])
@@ -77,7 +79,7 @@ def test_a_broken_row_stays_and_its_neighbours_do_not_notice(bad):
 def test_inactive_rows_do_not_move():
     params, optim, g = rows()
     before = params.clone()
-    optim.update(params, torch.randn(3, 7, generator=g, dtype=torch.float64), 1.0, torch.tensor([True, False, True]))
+    optim.update(params, torch.randn(3, 7, generator=g, dtype=torch.float64), WHOLE, torch.tensor([True, False, True]))
     assert torch.equal(params[1], before[1])
     assert not torch.equal(params[0], before[0])
 
