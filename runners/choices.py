@@ -118,8 +118,8 @@ class Choices:
 
 def chosen(path: Path) -> dict[str, Args]:
     """Cell -> what was chosen for it, of all entries of a `selected.yaml`; none where there is no such file."""
-    entries = parse(_read(path), path)
-    return {cell: entry["choice"] for cell, entry in entries.items() if isinstance(entry, dict) and "choice" in entry}
+    entries = Choices(path).entries.items()
+    return {cell: entry["choice"] for cell, entry in entries if isinstance(entry, dict) and "choice" in entry}
 
 
 def rank(asked: Question, candidate: Args, records: Sequence[RunRecord]) -> tuple[tuple[float, ...], dict[str, Any]]:

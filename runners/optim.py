@@ -50,9 +50,8 @@ class AdamW:
         norm = torch.linalg.vector_norm(grads, dim=1)  # [M]
         finite: Tensor = norm < math.inf
         go = active & finite
-        factor = go.to(grads.dtype)
-        if self.clip is not None:
-            factor = torch.where(go, (self.clip / (norm + 1e-6)).clamp(max=1.0), 0.0)
+        kept = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        factor = torch.where(go, kept, 0.0).to(grads.dtype)
         b1, b2 = self.betas
         if one_pass(params, grads):
             from mixassay.kernels.adamw import triton  # the package triton may not be there

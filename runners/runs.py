@@ -26,11 +26,7 @@ class Runs:
 
 
 def choose(
-    cell: Cell,
-    records: Sequence[RunRecord],
-    seeds: tuple[int, ...],
-    current: str | None = None,
-    chosen: Args | None = None,
+    cell: Cell, records: Sequence[RunRecord], seeds: tuple[int, ...], current: str | None, chosen: Args | None
 ) -> Runs:
     """The runs of one version: with the chosen settings if there are any, then of the present code if they are
     complete, else the most recent version there is."""

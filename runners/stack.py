@@ -153,8 +153,7 @@ class Stack:
 
     def _views(self) -> list[Tensor]:
         """Every parameter of all models, [M, *shape], detached."""
-        parts = torch.split(self.params.detach(), self.sizes, dim=1)
-        return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return self._shaped(torch.split(self.params.detach(), self.sizes, dim=1))
 
     def leaves(self) -> list[Tensor]:
         """As `_views`; where kernels serve, copies that are contiguous, which each of them would make for itself."""
@@ -165,7 +164,9 @@ class Stack:
         if self._places is None:
             self._places = triton.places(self.sizes, self.params.device)
         blocks = triton.unpack(self.params.detach(), *self._places)
-        parts = torch.split(blocks, [len(self) * size for size in self.sizes])
+        return self._shaped(torch.split(blocks, [len(self) * size for size in self.sizes]))
+
+    def _shaped(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [part.view(len(self), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _named(self, tensors: list[Tensor]) -> dict[str, Tensor]:
