@@ -28,7 +28,7 @@ from mixassay.kernels.common.triton import load_rows, operands, store_rows, tile
 from mixassay.kernels.dla import slots
 
 # Compiled once, whatever the sizes.
-kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "P", "L", "rows"])
+kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "P", "L"])
 
 UNIT = tl.constexpr(slots.UNIT)
 HIGHEST = tl.constexpr(slots.HIGHEST)
@@ -595,16 +595,18 @@ def rows_kernel(
     starts,
     T,
     H,
-    rows,  # B T H
     S: tl.constexpr,
     BS: tl.constexpr,
     C: tl.constexpr,
 ):
     """Of tokens that begin no segment what the token has that began theirs, and no shift."""
-    row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
-    live = row < rows
+    parts = tl.cdiv(T * H, C)
+    b = (tl.program_id(0) // parts).to(tl.int64)
+    row = tl.program_id(0) % parts * C + tl.arange(0, C)  # of the sequence: to divide 64 bits in each thread is slow
+    live = row < T * H
     r = tl.arange(0, BS)
-    b, t, h = row // H // T, row // H % T, row % H
+    t, h = row // H, row % H
+    row += b * T * H
     j = tl.load(number + row, mask=live, other=0)
     begin = tl.load(token + (b * H + h) * T + j, mask=live, other=0)
     opens = begin == t
@@ -812,7 +814,7 @@ def fill(
         C=tokens, SPLIT=capacity > 1, **how, num_warps=max(1, tokens // 256),
     )  # fmt: skip
     slots_kernel[(B * H,)](count, token, units, shift, starts, **size, **how, num_warps=1)
-    rows_kernel[(triton.cdiv(B * T * H, 64),)](token, number, opened, shift, starts, rows=B * T * H, C=64, **size)
+    rows_kernel[(B * triton.cdiv(T * H, 64),)](token, number, opened, shift, starts, C=64, **size)
     return opened, shift, starts
 
 
