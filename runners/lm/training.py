@@ -192,28 +192,30 @@ class Training:
         )
 
     def speed(self) -> dict[str, float | int | None]:
-        """Of training alone, since this process began, its first steps left out."""
+        """Of training alone, since this process began, its first steps left out; None where there were no others."""
         tokens = self.clock.tokens_per_second()
         device = torch.cuda.get_device_name() if self.device != "cpu" else "cpu"
         peak = work.peak(device)
         return {
             "tokens_per_second": tokens,
             "flops_per_token": self.flops,
-            "mfu": None if peak is None else tokens * self.flops / (peak * self.ranks.n),
+            "mfu": None if peak is None or tokens is None else tokens * self.flops / (peak * self.ranks.n),
             "peak_bytes": torch.cuda.max_memory_allocated() if self.device != "cpu" else None,
         }
 
     def says(self) -> str:
         """For people, in one line."""
         found = self.speed()
-        text = f"{rounded(found['tokens_per_second'] or 0)} tokens/s"
+        said = []
+        if found["tokens_per_second"] is not None:
+            said.append(f"{rounded(found['tokens_per_second'])} tokens/s")
         if found["mfu"] is not None:
-            text += f", MFU {100 * found['mfu']:.1f} %"
+            said.append(f"MFU {100 * found['mfu']:.1f} %")
         if self.curve["step"]:
-            text += f", valid loss {self.curve['valid/loss'][-1]:.3f}"
+            said.append(f"valid loss {self.curve['valid/loss'][-1]:.3f}")
         if "valid/answer_accuracy" in self.curve:
-            text += f", {100 * self.curve['valid/answer_accuracy'][-1]:.0f} % of answers right"
-        return text
+            said.append(f"{100 * self.curve['valid/answer_accuracy'][-1]:.0f} % of answers right")
+        return ", ".join(said)
 
     def save(self, folder: Path) -> None:
         """Every rank must call it; the first one writes."""
@@ -303,9 +305,9 @@ class Clock:
         if self.first is None:
             self.first = self.last
 
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float | None:
         if self.first is None or self.last[0] == self.first[0]:
-            return 0.0
+            return None
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
 
 

@@ -75,7 +75,7 @@ class Language(Part):
 
     positions: tuple[Positions, ...] = ()
     ranks: int
-    tokens_per_second: float
+    tokens_per_second: float | None
     flops_per_token: float  # see `runners/lm/work.py`
     mfu: Number = None  # share of the devices' bf16 peak, None where that is not known
     peak_bytes: int | None = None  # of memory on the first GPU

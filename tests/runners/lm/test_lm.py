@@ -97,8 +97,12 @@ def test_speed_counts_the_tokens_of_every_length(text):
     training = Training(spec(TaskSpec.model_validate(text.model_dump() | cells), "attention"), "cpu", Ranks())
     lengths = [training.stream.task_at(step).seq_len for step in range(TRAIN.steps or 0)]
     assert set(lengths) == {16, 80}
-    for _ in range(5):
+    training.advance()
+    assert training.speed()["tokens_per_second"] is None  # of the first step alone nothing is known, and not 0
+    assert "tokens/s" not in training.says()
+    for _ in range(4):
         training.advance()
+    assert "tokens/s" in training.says()
     assert training.clock.last[0] == TRAIN.batch_size * sum(lengths[:5])
     assert training.clock.first is not None
     counted = TRAIN.batch_size * sum(lengths[1:5]) / (training.clock.last[1] - training.clock.first[1])
