@@ -1,21 +1,25 @@
 """`mixassay report`: the table of what is stored."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from mixassay.errors import UserError
+from mixassay.expand import is_wanted, none_of
+from mixassay.record import RunRecord
 from mixassay.runners import bench_plot, bench_records, bench_report, export, figures, page, published, render, session
 from mixassay.runners import plot as pictures
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load, texts
 from mixassay.runners.eval import table as evaluations
+from mixassay.runners.labels import find
 from mixassay.runners.marks import Kind
 from mixassay.runners.store import Store, read_shards
+from mixassay.sweep import conditions
 
 Format = Literal["rich", "md", "latex", "csv", "json"]
 
@@ -50,11 +54,12 @@ def report(
     ] = None,
 ) -> None:
     """Print the table of a sweep from what is stored, of a benchmark's records (FILE.jsonl), or of the evaluations in a
-    folder of results (results/niah; --plot draws depth by length). Trains nothing."""
+    folder of results (results/niah; --only mixer=mamba2,task.length=4096, --plot draws depth by length). Trains
+    nothing."""
     if Path(file).is_dir():
-        if overrides or write or any(option is not None for option in (only, seeds, against, html, figure)):
-            raise UserError(f"{file} holds evaluations, to which only --format and --plot apply")
-        report_evaluations(Path(file), format, plot)
+        if overrides or write or any(option is not None for option in (seeds, against, html, figure)):
+            raise UserError(f"{file} holds evaluations, to which --only, --format and --plot apply")
+        report_evaluations(Path(file), only, format, plot)
         return
     if file.endswith(".jsonl"):
         given = (only, seeds, against, html, figure)
@@ -117,11 +122,11 @@ def report_bench(path: Path, format: Format, plot: Path | None) -> None:
         Console(stderr=True).print(f"drawn to {plot}", highlight=False)
 
 
-def report_evaluations(folder: Path, format: Format, plot: Path | None) -> None:
+def report_evaluations(folder: Path, only: str | None, format: Format, plot: Path | None) -> None:
     if plot is not None:
         pictures.check(plot)
     stored = read_shards(sorted(folder.rglob("*.jsonl")))
-    found = evaluations.collect(stored.records)
+    found = evaluations.collect(chosen(stored.records, conditions(only)) if only else stored.records)
     if format == "json":
         print(json.dumps(evaluations.long_form(found), indent=1))
     elif format == "csv":
@@ -133,6 +138,19 @@ def report_evaluations(folder: Path, format: Format, plot: Path | None) -> None:
     if plot is not None:
         pictures.plot(evaluations.heatmap(found), plot)
         Console(stderr=True).print(f"drawn to {plot}", highlight=False)
+
+
+def chosen(records: Sequence[RunRecord], wanted: Mapping[str, Any]) -> list[RunRecord]:
+    """The evaluations of these models, tasks and lengths: {"mixer": "mamba2", "task.length": [1024, 4096]}."""
+    records = [record for record in records if evaluations.is_evaluation(record)]
+    values = {path: [find(record.config, path) for record in records] for path in wanted}
+    for path in wanted:
+        if records and all(value is None for value in values[path]):
+            raise UserError(f'--only: no evaluation has a field "{path}"')
+    kept = [record for i, record in enumerate(records) if all(is_wanted(values[p][i], v) for p, v in wanted.items())]
+    if records and not kept:
+        raise UserError(f"--only: {none_of(values, wanted)}")
+    return kept
 
 
 def print_grids(grids: Sequence[render.Grid], format: Format) -> None:

@@ -1,8 +1,10 @@
 """The loss of language models by position: does a model still gain from what lies far back?"""
 
+from typing import Any
+
 from mixassay.record import Positions, RunRecord
 from mixassay.runners.axes import linear_axis
-from mixassay.runners.labels import pairs
+from mixassay.runners.labels import heads, pairs
 from mixassay.runners.marks import Curve, Panel, Series
 from mixassay.runners.observations import configurations
 from mixassay.runners.report import Table
@@ -13,15 +15,17 @@ Found = list[tuple[int, str, RunRecord, Positions]]
 
 def by_position(table: Table) -> tuple[list[Panel], list[str]]:
     """A panel for each evaluation cell whose rows are scored throughout, one line for each seed."""
-    split, cells = table.metric.split("/")[0], dict[str, Found]()
+    split, cells, labels = table.metric.split("/")[0], dict[str, Found](), dict[str, dict[str, Any]]()
     for row, _, entry in configurations(table):
         for record in entry.runs.ok:
             for said in record.language.positions if record.language else ():
                 if said.split == split:
+                    labels[pairs(said.cell)] = said.cell
                     cells.setdefault(pairs(said.cell), []).append((table.rows.index(row), " ".join(row), record, said))
     windows = sorted({said.window for found in cells.values() for *_, said in found})
     note = f"{split} loss in nats a token, running mean over {' or '.join(map(str, windows))} positions; a line a seed."
-    return [panel(f"{split}/loss", title, found) for title, found in cells.items()], [note] if cells else []
+    titles = heads(list(labels.values()))
+    return [panel(f"{split}/loss", *each) for each in zip(titles, cells.values(), strict=True)], [note] if cells else []
 
 
 def panel(label: str, title: str, found: Found) -> Panel:

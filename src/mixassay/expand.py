@@ -119,10 +119,13 @@ def applies(rule: Rule, tree: Node) -> bool:
 
 
 def matches(tree: Node, path: str, wanted: Any) -> bool:
-    """Whether a cell has this value at a path, or one of these. A word matches a task or mixer of that name."""
-    actual = actual_value(tree, path)
+    return is_wanted(actual_value(tree, path), wanted)
+
+
+def is_wanted(actual: Any, wanted: Any) -> bool:
+    """Whether it is this value, or one of these. A word matches a task or mixer of that name."""
     if isinstance(wanted, list) and not isinstance(actual, list):
-        return any(matches(tree, path, one) for one in wanted)
+        return any(is_wanted(actual, one) for one in wanted)
     if isinstance(actual, dict) and isinstance(wanted, str):
         return bool(actual.get("name") == wanted)
     return bool(actual == wanted and (type(actual) is bool) == (type(wanted) is bool))
@@ -135,9 +138,14 @@ def actual_value(tree: Node, path: str) -> Any:
 
 def unmatched(wanted: Mapping[str, Any], trees: Sequence[Node]) -> str:
     """Why no cell fits the conditions."""
+    return none_of({path: [actual_value(tree, path) for tree in trees] for path in wanted}, wanted)
+
+
+def none_of(values: Mapping[str, Sequence[Any]], wanted: Mapping[str, Any]) -> str:
+    """The same, from what there is at each path."""
     for path, value in wanted.items():
-        if not any(matches(tree, path, value) for tree in trees):
-            there = [actual_value(tree, path) for tree in trees]
+        there = values[path]
+        if not any(is_wanted(one, value) for one in there):
             names = [one["name"] if isinstance(one, dict) and "name" in one else one for one in there]
             words = list(dict.fromkeys(plain(one) for one in names))
             return f"none has {path}={plain(value)}.{suggest(plain(value), words)}"

@@ -71,6 +71,14 @@ def test_records_report_and_diff(place: Any, kept: Any) -> None:
     said = place.run("report", "results/niah")
     assert re.search(r"niah_single_1 +mamba2 +0\.0 ± 0\.0", said.out)
     assert re.search(r"mean of 2 +mamba2 +0\.0 ± 0\.0", said.out)
+    said = place.run("report", "results/niah", "--only", "mixer=mamba2,task.name=niah_single_1", "--format", "md")
+    assert "| niah_single_1 |" in said.out
+    assert "multivalue" not in said.out
+    said = place.run("report", "results/niah", "--only", "task.name=niah_singel_1")
+    assert said.code == 2
+    assert "none has task.name=niah_singel_1. Did you mean" in said.err
+    said = place.run("report", "results/niah", "--only", "task.tokens=77")
+    assert 'no evaluation has a field "task.tokens"' in said.err
     said = place.run("diff", "results/niah", "results/niah", "--allow-dirty", "--all")
     assert said.code == 0, said.err
     assert "identical" in said.out
