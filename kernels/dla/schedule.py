@@ -1,5 +1,5 @@
 """Boundaries, then slots, as one torch operator without gradient. Under vmap the mapped axis joins the batch: the torch
-form's loops go on until the last head is done, which is a branch on values (`schedule_triton.py` has none)."""
+form's loops go on until the last head is done, which is a branch on values (the kernels have none)."""
 
 from typing import Any
 
@@ -60,17 +60,17 @@ def make(
     triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Score, and the three members of the schedule. threshold [B, H]."""
-    score: Tensor | None = None
+    score, boundary = None, forced
     if triton:
-        from mixassay.kernels.dla import schedule_triton  # the package triton may not be there
+        from mixassay.kernels.dla import boundaries_triton, slots_triton  # the package triton may not be there
 
         with on_device(v):
-            score, boundary, shift, starts = schedule_triton.schedule(
-                k, v, threshold, forced, log_decay, capacity, reading, rule
-            )
+            if boundary is None:
+                assert threshold is not None
+                score, boundary = boundaries_triton.scores(k, v, threshold, log_decay, reading)
+            boundary, shift, starts = slots_triton.fill(boundary, score, k, v, capacity, rule)
     else:
-        boundary = forced  # type: ignore[assignment]
-        if forced is None:
+        if boundary is None:
             assert threshold is not None
             score, boundary = boundaries(k, v, threshold, log_decay, reading=reading)  # type: ignore[arg-type]
         found = slots(boundary, capacity, rule=rule, score=score, k=k, v=v)  # type: ignore[arg-type]

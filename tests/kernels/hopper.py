@@ -194,14 +194,15 @@ def head(module: Any, width: int) -> Callable[[], Any]:
 
 def schedule(width: int) -> Callable[[], Any]:
     """Of keys half as wide as values, as Gated DeltaNet has them, with a decay: the walk, chunks in blocks, slots."""
-    module = import_module("mixassay.kernels.dla.schedule_triton")
+    dla = "mixassay.kernels.dla"
+    starts, slots = import_module(f"{dla}.boundaries_triton"), import_module(f"{dla}.slots_triton")
     tensor = lambda *shape, dtype=torch.bfloat16: torch.empty(2, 256, 2, *shape, dtype=dtype, device="meta")  # noqa: E731
     k, v, g = tensor(width // 2), tensor(width), tensor(dtype=torch.float32)
 
     def call() -> None:
         for chunk_size in (0, None):
-            score, boundary = module.scores(k, v, g[:, 0], g, "memory", chunk_size, block=128)
-        module.fill(boundary, score, None, None, 30, "density")
+            score, boundary = starts.scores(k, v, g[:, 0], g, "memory", chunk_size, block=128)
+        slots.fill(boundary, score, None, None, 30, "density")
 
     return call
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mixassay.kernels.dla import schedule_triton
+from mixassay.kernels.dla import boundaries_triton, slots_triton
 from mixassay.kernels.dla.boundaries import boundaries
 from mixassay.kernels.dla.schedule import make, schedule
 from mixassay.kernels.dla.slots import slots
@@ -36,8 +36,7 @@ def check(
     k: Tensor, v: Tensor, tau: Tensor, S: int, rule: Any, g: Tensor | None = None, reading: Any = "memory"
 ) -> int:
     """The merges that there were."""
-    score, *found = schedule_triton.schedule(k, v, tau, None, g, S, reading, rule)
-    assert score is not None
+    score, *found = make(k, v, tau, None, g, S, reading, rule, True)
     expected, boundary = boundaries(k, v, tau, g, reading=reading, chunk_size=7)
     torch.testing.assert_close(score, expected, rtol=TOL, atol=TOL)
     close = (expected - tau[:, None]).abs()[:, 1:] <= TOL
@@ -80,7 +79,7 @@ def test_scores_in_chunks_are_those_of_the_torch_form(reading: str, decayed: boo
         given = (k, v, torch.tensor([[level, level + 0.2]], device=DEVICE, dtype=DTYPE), g if decayed else None)
         expected, boundary = boundaries(*given, reading=reading)  # type: ignore[arg-type]
         for chunk in (16, 32, 64) if GPU else (16,):
-            score, found = schedule_triton.scores(*given, reading, chunk, block=2 * chunk)
+            score, found = boundaries_triton.scores(*given, reading, chunk, block=2 * chunk)
             torch.testing.assert_close(score, expected, rtol=TOL, atol=TOL)
             assert torch.equal(found, boundary)
 
@@ -97,11 +96,11 @@ def test_low_precision_inputs_are_scored_in_float32(decayed: bool, level: float)
     g = -0.05 * torch.rand(2, 5000, 2, generator=draw).to(DEVICE) if decayed else None
     expected, boundary = boundaries(k.double(), v.double(), tau.double(), None if g is None else g.double())
     for chunk in (0, 32, 64):
-        score, found = schedule_triton.scores(k, v, tau, g, "memory", chunk)
+        score, found = boundaries_triton.scores(k, v, tau, g, "memory", chunk)
         same = (found != boundary).cumsum(1) == 0
         assert same.double().mean() > 0.9
         assert (score - expected)[same].abs().max() < 1e-4
-        alone = schedule_triton.scores(k, v, tau, g, "memory", chunk, block=5000)
+        alone = boundaries_triton.scores(k, v, tau, g, "memory", chunk, block=5000)
         assert torch.equal(score, alone[0])
         assert torch.equal(found, alone[1])
 
@@ -116,8 +115,8 @@ def test_equals_go_to_the_oldest_pair(rule: Any) -> None:
 def test_forced_boundaries_and_shared_keys(rule: Any) -> None:
     k, v = heads(2, 12)
     forced = (torch.arange(12, device=DEVICE) % 3 == 2)[None, :, None].expand(1, 12, 2)
-    score, *found = schedule_triton.schedule(k[:, :, :1], v, None, forced, None, 4, "memory", rule)
-    assert score is None
+    score, *found = make(k[:, :, :1], v, None, forced, None, 4, "memory", rule, True)
+    assert not score.any()
     truth = slots(forced, 4, rule=rule, k=k[:, :, :1], v=v)
     assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
 
@@ -129,7 +128,7 @@ def test_scores_are_counted_in_units_as_in_torch() -> None:
             score = torch.tensor([9.0, *order, 9.0, 9.0], device=DEVICE, dtype=DTYPE)[None, :, None]
             boundary = torch.ones(1, 5, 1, dtype=torch.bool, device=DEVICE)
             truth = slots(boundary, 3, rule="weak", score=score)
-            found = schedule_triton.fill(boundary, score, None, None, 3, "weak")
+            found = slots_triton.fill(boundary, score, None, None, 3, "weak")
             assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
 
 
@@ -150,7 +149,7 @@ def test_densities_are_compared_as_integers() -> None:
         (None, torch.ones(1, 8, 1, dtype=torch.bool), 4),
     ):
         score, boundary = None if score is None else score.to(DEVICE, DTYPE), boundary.to(DEVICE)
-        found = schedule_triton.fill(boundary, score, None, None, S, "density")
+        found = slots_triton.fill(boundary, score, None, None, S, "density")
         truth = slots(boundary, S, score=score)
         assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
 
