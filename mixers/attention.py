@@ -10,7 +10,6 @@ from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import packed_attention, softmax_attention, softmax_attention_step
 from mixassay.mixers import Mixer, State, mixer, nbytes
 from mixassay.mixers.parts.linear import Linear
-from mixassay.mixers.parts.precision import wide
 from mixassay.mixers.parts.rotary import rotate
 from mixassay.mixers.parts.short_conv import ShortConv
 from mixassay.mixers.parts.sizes import at_least, head_size
@@ -76,10 +75,10 @@ class Attention(Mixer):
         if self.rope:
             q, k = self._turn(q, k, state["position"].unsqueeze(-1) + torch.arange(T, device=x.device))
             new["position"] = state["position"] + T
-        k, v = (torch.cat([state[name], wide(entry)], dim=1) for name, entry in (("k", k), ("v", v)))
+        k, v = self._longer(state["k"], k), self._longer(state["v"], v)
         for name, seen in (("k", k), ("v", v)):
             new[name] = seen if self.window is None else seen[:, -self.window :].clone()
-        q = pad(wide(q), (0, 0, 0, 0, before, 0))  # tokens of the cache ask nothing
+        q = pad(q, (0, 0, 0, 0, before, 0))  # tokens of the cache ask nothing
         o = softmax_attention(q, k, v, window=self.window)[:, before:]
         return self.out(o.flatten(-2)), new
 
@@ -94,7 +93,7 @@ class Attention(Mixer):
             q, k = self._turn(q, k, state["position"])
             new["position"] = state["position"] + 1
         for name, entry in (("k", k), ("v", v)):
-            seen = torch.cat([state[name], entry.unsqueeze(1)], dim=1)  # [B, T, H, K]
+            seen = self._longer(state[name], entry.unsqueeze(1))
             new[name] = seen if self.window is None else seen[:, -self.window :]
         return self.out(softmax_attention_step(q, new["k"], new["v"]).flatten(-2)), new
 
@@ -112,6 +111,12 @@ class Attention(Mixer):
 
     def _turn(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(q, positions, self.rope_base), rotate(k, positions, self.rope_base)
+
+    def _longer(self, cache: Tensor, new: Tensor) -> Tensor:
+        """[B, T, H, K] -> [B, T + N, H, K]. Where all tokens are kept, they are so in the dtype that they come in: under
+        autocast half of float32's bytes, for the same numbers. A window is as wide as any state of constant size."""
+        first = self.window is None and not cache.shape[1]
+        return torch.cat([new] if first else [cache, new], dim=1)
 
     def _state(self, batch: int, kept: int) -> dict[str, Tensor]:
         like = self.out.weight

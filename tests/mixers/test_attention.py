@@ -100,3 +100,28 @@ def test_initialisation():
 def test_errors(kw, says):
     with pytest.raises(UserError, match=says):
         build(**kw)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kw", [{"heads": 2}, {"rope": True, "conv": 3, "qkv_bias": True}])
+@torch.no_grad()
+def test_a_cache_of_half_the_bytes_gives_the_same_numbers(kw, dtype):
+    """To the bit, behind any number of tokens: those of a float32 cache, as it is without autocast."""
+    m = build(**kw).float()
+    x, steps = torch.randn(B, T, D), torch.randn(B, 5, D)
+    with torch.autocast("cpu", dtype):
+        _, narrow = m.prefill(x[:, :4], m.init_state(B))
+        wide = {name: kept.float() if name in ("k", "v") else kept for name, kept in narrow.items()}
+        assert (narrow["k"].dtype, narrow["v"].dtype) == (dtype, dtype)
+        for tokens in (x[:, 4:], *steps.split(1, dim=1)):
+            (y, narrow), (expected, wide) = m.prefill(tokens, narrow), m.prefill(tokens, wide)
+            assert torch.equal(y, expected)
+        for token in steps.unbind(1):
+            (y, narrow), (expected, wide) = m.step(token, narrow), m.step(token, wide)
+            assert y.dtype == expected.dtype
+            assert torch.equal(y, expected)
+    for name in ("k", "v"):
+        assert (narrow[name].dtype, wide[name].dtype) == (dtype, torch.float32)
+        assert torch.equal(narrow[name].float(), wide[name])
+    assert m.init_state(B)["k"].dtype == torch.float32
+    assert m.prefill(x, m.init_state(B))[1]["k"].dtype == torch.float32
