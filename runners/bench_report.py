@@ -207,9 +207,9 @@ def _train(group: Sequence[Record]) -> Grid:
         left=1,
         bold=frozenset(),
         caption=(
-            "Median of whole steps, launches included: rows drawn, gradients, update. With it how many times faster than "
-            "the plain loop: one model in float32, eagerly, with logits at all positions, on a batch that is there "
-            "already.",
+            "Median of whole steps, launches included: rows drawn, gradients, update. With it how many times faster "
+            "than the plain loop: one model in float32, eagerly, with logits at all positions, on a batch that is "
+            "there already.",
             *_origin(group),
         ),
         warnings=(),

@@ -13,6 +13,7 @@ from mixassay.expand import is_wanted, none_of
 from mixassay.record import RunRecord
 from mixassay.runners import bench_plot, bench_records, bench_report, export, figures, page, published, render, session
 from mixassay.runners import plot as pictures
+from mixassay.runners import tried as settings
 from mixassay.runners.cli import RESULTS, File, Only, Overrides, Results, Seeds, app
 from mixassay.runners.cli.files import load, texts
 from mixassay.runners.eval import table as evaluations
@@ -34,6 +35,9 @@ def report(
     against: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Set a published table beside it: a name, or a YAML file.")
     ] = None,
+    tried: Annotated[
+        bool, typer.Option("--tried", help="Also print what every setting gave that `select` chose among.")
+    ] = False,
     results: Results = RESULTS,
     write: Annotated[bool, typer.Option("--write", help="Also write DIR/<name>/TABLE.md.")] = False,
     html: Annotated[
@@ -57,13 +61,13 @@ def report(
     folder of results (results/niah; --only mixer=mamba2,task.length=4096, --plot draws depth by length). Trains
     nothing."""
     if Path(file).is_dir():
-        if overrides or write or any(option is not None for option in (seeds, against, html, figure)):
+        if overrides or write or tried or any(option is not None for option in (seeds, against, html, figure)):
             raise UserError(f"{file} holds evaluations, to which --only, --format and --plot apply")
         report_evaluations(Path(file), only, format, plot)
         return
     if file.endswith(".jsonl"):
         given = (only, seeds, against, html, figure)
-        if overrides or write or any(option is not None for option in given):
+        if overrides or write or tried or any(option is not None for option in given):
             raise UserError(f"{file} holds records of benchmarks, to which only --format and --plot apply")
         report_bench(Path(file), format, plot)
         return
@@ -71,6 +75,8 @@ def report(
         pictures.check(plot)
     elif figure is not None:
         raise UserError("--figure says what --plot draws: give --plot FILE too")
+    if tried and format in ("csv", "json"):
+        raise UserError(f"--tried is a table for people: --format rich, md or latex, not {format}")
     sweep = load(file, overrides, only, seeds)
     stored = Store(results).read(sweep.name)
     errors = Console(stderr=True)
@@ -81,6 +87,8 @@ def report(
     table = session.table(sweep, stored.records, results)
     theirs = published.load(against) if against is not None else None
     grids = [render.grid(table), *(published.grids(table, theirs) if theirs is not None else [])]
+    if tried:
+        grids.append(settings.grid(sweep, table, stored.records))
     if format == "json":
         print(export.to_json(table, published.long_form(table, theirs) if theirs is not None else None), end="")
     elif format == "csv":
