@@ -113,7 +113,7 @@ class Attention(Mixer):
         return rotate(q, positions, self.rope_base), rotate(k, positions, self.rope_base)
 
     def _longer(self, cache: Tensor, new: Tensor) -> Tensor:
-        """[B, T, H, K] -> [B, T + N, H, K]. Where all tokens are kept, they are so in the dtype that they come in: under
+        """[B, T, H, K] -> [B, T + N, H, K]. Where all tokens are kept, it is in the dtype that they come in: under
         autocast half of float32's bytes, for the same numbers. A window is as wide as any state of constant size."""
         first = self.window is None and not cache.shape[1]
         return torch.cat([new] if first else [cache, new], dim=1)

@@ -1,4 +1,4 @@
-"""What an exception in a worker means: a full disk, too little memory, or a fault in somebody's code."""
+"""What an exception in a worker means: a full disk, or a fault in somebody's code."""
 
 import errno
 import inspect
@@ -22,16 +22,6 @@ def disk(problem: BaseException) -> str | None:
     if type(problem).__name__ == "SafetensorError" and "os error" in str(problem):
         return str(problem)
     return None
-
-
-def out_of_memory(problem: BaseException) -> bool:
-    """Of the accelerator or of the machine; torch names both only in words where it has no class for them."""
-    text = str(problem)
-    return (
-        isinstance(problem, MemoryError)
-        or type(problem).__name__ == "OutOfMemoryError"
-        or (isinstance(problem, RuntimeError) and ("DefaultCPUAllocator" in text or "out of memory" in text))
-    )
 
 
 def told(problem: BaseException, spec: RunSpec) -> str:

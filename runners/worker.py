@@ -180,7 +180,7 @@ class Worker:
             raise UserError(f"cannot write to {folder}: {problem.strerror}; finished runs are kept") from problem
 
     def train(self, task: Task, force: bool) -> bool:
-        from mixassay.runners import faults
+        from mixassay.runners import faults, memory
         from mixassay.runners.outcome import Interrupted
 
         first = next(iter(task.runs.values()))
@@ -215,7 +215,7 @@ class Worker:
         except (Exception, SystemExit) as problem:  # whatever a mixer does wrong becomes a status; the sweep goes on
             if (reason := faults.disk(problem)) is not None:
                 raise UserError(f"cannot write to {task.folder}: {reason}; finished runs are kept") from problem
-            if faults.out_of_memory(problem):
+            if memory.out_of_memory(problem):
                 if len(stack) > 1:  # which is cut in two now: its checkpoint is of no more use
                     shutil.rmtree(task.folder, ignore_errors=True)
                 self.say("oom", job=task.id, message=faults.told(problem, first))

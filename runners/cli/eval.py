@@ -66,7 +66,9 @@ def eval_(
         typer.Option("--max-length", min=2, help="Tokens the model reads: longer LongBench prompts lose their middle."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows that take their steps together.")] = 16,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Rows that take their steps together; fewer where memory runs out.")
+    ] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp64"], typer.Option(help="Of products.")] = "fp32",
     engine: Annotated[
         Literal["auto", "lm-eval", "direct"],

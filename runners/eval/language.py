@@ -3,13 +3,14 @@
 A prompt is read in one call (`Model.prefill`), of which the last position's logits are kept alone; every further token
 is one step. Prompts of nearly one length are read together up to the length of the shortest, and the longer ones go on
 in steps. Rows whose states have one shape take their steps together: of a recurrent mixer all rows, of attention those
-of one length. No row is ever padded, so that what a model answers does not depend on its neighbours.
+of one length. No row is ever padded, so that what a model answers does not depend on its neighbours, and a batch that
+does not fit in memory can be halved.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from mixassay.errors import UserError
 from mixassay.kernels.common.precision import cast
 from mixassay.mixers import nbytes
 from mixassay.model import Decoding, Model, scores
+from mixassay.runners.memory import in_batches
 from mixassay.tokens import Tokenizer
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -60,10 +62,24 @@ class Row:
 
 
 @dataclass
-class Language:
-    """`batch`: rows that take their steps together. `state_bytes`: of a row after the prompts of these many tokens.
+class Group:
+    """Rows whose states have one shape."""
 
-    precision: "bf16" multiplies in bfloat16 (autocast) with states in float32; otherwise the model's dtype is meant.
+    rows: list[Row]
+    logits: Tensor  # [B, vocab_size]
+    state: Decoding
+
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        return tuple(x.shape[1:] for x in pytree.tree_leaves(self.state))
+
+
+@dataclass
+class Language:
+    """`batch`: rows that take their steps together, halved for good when they do not fit in memory; the error of a
+    single row is raised. `state_bytes`: of a row after the prompts of these many tokens.
+
+    precision: "bf16" multiplies in bfloat16 (autocast) with sums in float32; otherwise the model's dtype is meant.
     """
 
     model: Model
@@ -94,13 +110,17 @@ class Language:
             self._check(len(one.prompt), one.new_tokens)
         order = sorted(range(len(wanted)), key=lambda i: -len(wanted[i].prompt))  # too little memory shows at once
         texts = [""] * len(wanted)
-        for start in range(0, len(order), self.batch):
-            rows = [Row(i, wanted[i], self.tokenizer) for i in order[start : start + self.batch]]
+
+        def answer(part: Sequence[int]) -> None:
+            rows = [Row(i, wanted[i], self.tokenizer) for i in part]
             with cast(self.device.type, self.precision):
-                for group, logits, state in self._alike(rows):
-                    self._go_on(group, logits, state)
+                alike = self._alike(rows)
+                while alike:
+                    self._go_on(joined(alike.pop()))
             for row in rows:
                 texts[row.at] = row.text
+
+        self.batch = in_batches(order, self.batch, answer)
         return texts
 
     @torch.inference_mode()
@@ -111,22 +131,26 @@ class Language:
             self._check(len(before), len(then))
         order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))
         found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+
+        def score(part: Sequence[int]) -> None:
+            """Of pairs of one length."""
+            tokens = torch.tensor([[*pairs[i][0], *pairs[i][1]] for i in part], device=self.device)
+            length, most = tokens.shape[1], max(len(pairs[i][1]) for i in part)
+            positions = torch.arange(length - 1 - most, length - 1, device=self.device)
+            labels = tokens[:, length - most :].clone()
+            for row, i in enumerate(part):
+                labels[row, : most - len(pairs[i][1])] = IGNORE
+            with cast(self.device.type, self.precision):
+                loss, right = self.model(tokens[:, :-1], positions.expand(len(part), -1), head=scores(labels, IGNORE))
+            total = -loss.double().sum(1)
+            greedy = (right | (labels == IGNORE)).all(1)
+            for i, log_likelihood, is_greedy in zip(part, total.tolist(), greedy.tolist(), strict=True):
+                found[i] = log_likelihood, is_greedy
+
         for length, same in groupby(order, key=lambda i: sum(map(len, pairs[i]))):
-            for part in parts(list(same), min(self.batch, max(1, READ_AT_ONCE // length))):
-                tokens = torch.tensor([[*pairs[i][0], *pairs[i][1]] for i in part], device=self.device)
-                most = max(len(pairs[i][1]) for i in part)
-                positions = torch.arange(length - 1 - most, length - 1, device=self.device)
-                labels = tokens[:, length - most :].clone()
-                for row, i in enumerate(part):
-                    labels[row, : most - len(pairs[i][1])] = IGNORE
-                with cast(self.device.type, self.precision):
-                    loss, right = self.model(
-                        tokens[:, :-1], positions.expand(len(part), -1), head=scores(labels, IGNORE)
-                    )
-                total = -loss.double().sum(1)
-                greedy = (right | (labels == IGNORE)).all(1)
-                for i, log_likelihood, is_greedy in zip(part, total.tolist(), greedy.tolist(), strict=True):
-                    found[i] = log_likelihood, is_greedy
+            rows = min(self.batch, max(1, READ_AT_ONCE // length))
+            if (fitted := in_batches(list(same), rows, score)) < rows:
+                self.batch = fitted
         return found
 
     def _check(self, prompt: int, new: int) -> None:
@@ -138,20 +162,16 @@ class Language:
                 "model has learned"
             )
 
-    def _alike(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
-        """Rows whose states have one shape, their logits [B, vocab_size], and their states."""
-        read: dict[tuple[torch.Size, ...], list[tuple[list[Row], Tensor, Decoding]]] = {}
+    def _alike(self, rows: list[Row]) -> list[list[Group]]:
+        """Rows behind their prompts, those together whose states have one shape."""
+        read: dict[tuple[torch.Size, ...], list[Group]] = {}
         for part in near(rows):
-            for same, logits, state in self._read(part):
-                self.state_bytes[len(same[0].wanted.prompt)] = nbytes(state[1]) // len(same)
-                shapes = tuple(x.shape[1:] for x in pytree.tree_leaves(state))
-                read.setdefault(shapes, []).append((same, logits, state))
-        for found in read.values():
-            states = [state for _, _, state in found]
-            state = pytree.tree_map(lambda *xs: torch.cat(xs), *states) if len(states) > 1 else states[0]
-            yield [row for group, _, _ in found for row in group], torch.cat([logits for _, logits, _ in found]), state
+            for group in self._read(part):
+                self.state_bytes[len(group.rows[0].wanted.prompt)] = nbytes(group.state[1]) // len(group.rows)
+                read.setdefault(group.shapes, []).append(group)
+        return list(read.values())
 
-    def _read(self, rows: list[Row]) -> Iterator[tuple[list[Row], Tensor, Decoding]]:
+    def _read(self, rows: list[Row]) -> Iterator[Group]:
         """What is common to the lengths of prompts in one call, then the rest of the longer ones token by token."""
         at = min(len(row.wanted.prompt) for row in rows)
         logits, state = self.model.prefill(torch.tensor([row.wanted.prompt[:at] for row in rows], device=self.device))
@@ -159,26 +179,36 @@ class Language:
             left = [i for i, row in enumerate(rows) if len(row.wanted.prompt) > at]
             ready = [i for i, row in enumerate(rows) if len(row.wanted.prompt) == at]
             if not left:
-                yield rows, logits, state
+                yield Group(rows, logits, state)
                 return
             if ready:
-                yield [rows[i] for i in ready], logits[ready], chosen(state, ready)
+                yield Group([rows[i] for i in ready], logits[ready], chosen(state, ready))
                 rows, state = [rows[i] for i in left], chosen(state, left)
             tokens = torch.tensor([row.wanted.prompt[at] for row in rows], device=self.device)
             logits, state = self.model.step(tokens, state)
             at += 1
 
-    def _go_on(self, rows: list[Row], logits: Tensor, state: Decoding) -> None:
+    def _go_on(self, group: Group) -> None:
+        """To the end of every row. A state is let go when the next one is there: `group` alone holds it."""
         while True:
-            token = logits[:, : self.tokenizer.vocab_size].argmax(-1)
-            for row, id in zip(rows, token.tolist(), strict=True):
+            token = group.logits[:, : self.tokenizer.vocab_size].argmax(-1)
+            for row, id in zip(group.rows, token.tolist(), strict=True):
                 row.take(id)
-            left = [i for i, row in enumerate(rows) if not row.done]
+            left = [i for i, row in enumerate(group.rows) if not row.done]
             if not left:
                 return
-            if len(left) < len(rows):
-                rows, token, state = [rows[i] for i in left], token[left], chosen(state, left)
-            logits, state = self.model.step(token, state)
+            if len(left) < len(group.rows):
+                group.rows, token, group.state = [group.rows[i] for i in left], token[left], chosen(group.state, left)
+            group.logits, group.state = self.model.step(token, group.state)
+
+
+def joined(groups: list[Group]) -> Group:
+    """One of all, whose states have one shape."""
+    if len(groups) == 1:
+        return groups[0]
+    rows = [row for group in groups for row in group.rows]
+    state = pytree.tree_map(lambda *xs: torch.cat(xs), *(group.state for group in groups))
+    return Group(rows, torch.cat([group.logits for group in groups]), state)
 
 
 def chosen(state: Decoding, rows: list[int]) -> Decoding:
@@ -203,7 +233,3 @@ def near(rows: list[Row]) -> Iterator[list[Row]]:
 def cut(text: str, stop: Iterable[str]) -> str:
     """The text before the first of the stop strings in it."""
     return text[: min((at for one in stop if one and (at := text.find(one)) >= 0), default=len(text))]
-
-
-def parts(items: list[Any], size: int) -> Iterator[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

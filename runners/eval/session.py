@@ -22,6 +22,7 @@ from mixassay.runners.eval.question import Answer, Question, Set
 from mixassay.runners.eval.suites import NO_DATA, Data, Suite
 from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics.code import EditDistance
+from mixassay.runners.memory import out_of_memory
 from mixassay.runners.store import Store
 from mixassay.tasks.ruler.table import Compat
 from mixassay.tokens import Tokenizer
@@ -64,12 +65,41 @@ class Model:
     longest: int | None
     lm: Any | None
     language: Language | None = None
+    batch: int = 16  # rows to begin with
+    fitting: dict[int, int] = field(default_factory=dict)  # tokens of a set -> rows, where fewer had to do
     options: dict[str, Any] = field(default_factory=dict)
 
-    def ask(self, asked: Set) -> list[Answer]:
-        if self.lm is not None:
-            return engine.ask(self.lm, asked)
-        return engine.ask_directly(self.language, asked)
+    def ask(self, asked: Set, tell: Tell) -> list[Answer]:
+        longest = max(question.tokens + question.new_tokens for question in asked.questions)
+        with self.room(asked.name, asked.length or longest, tell):
+            if self.lm is not None:
+                return engine.ask(self.lm, asked)
+            return engine.ask_directly(self.language, asked)
+
+    @contextmanager
+    def room(self, name: str, tokens: int, tell: Tell) -> Iterator[None]:
+        """For a set of rows of so many tokens (0: unknown): no batch larger than what did for as many or fewer tokens
+        before, and a line where it had to be halved. Raises `UserError` where memory does not do for it."""
+        language = self.language
+        before = min([self.batch, *(rows for length, rows in self.fitting.items() if length <= tokens)])
+        if language is not None:
+            language.batch = before
+        try:
+            yield
+        except (RuntimeError, MemoryError) as problem:
+            if not out_of_memory(problem):
+                raise
+            rows = "one row" if language is not None else f"{before} rows"
+            size = f" of up to {tokens:,} tokens" if tokens else ""
+            less = "" if language is not None else "a smaller --batch, "
+            raise UserError(
+                f"{name}: memory does not do for {rows}{size}. What would help: {less}shorter --lengths, --precision "
+                "bf16, or a device with more memory or with no other process on it. All sets before are kept: the same "
+                "command goes on behind them."
+            ) from problem
+        if language is not None and language.batch < before:
+            self.fitting[tokens] = language.batch
+            tell(f"{name}: out of memory at batch {before}; went on at batch {language.batch}")
 
     def canary(self, script: Callable[[Question], str], asked: Set) -> list[Answer]:
         if self.lm is not None:
@@ -116,7 +146,7 @@ def evaluate(options: Options, tell: Tell) -> list[RunRecord]:
         tell(f"{Job(asked.sets, ()).title}: {100 * (record.metrics['test/accuracy'] or 0):.1f}, n={len(asked.pairs)}")
 
     if options.suite == "commonsense":
-        for asked in likelihoods(options, plan, model):
+        for asked in likelihoods(options, plan, model, tell):
             done(asked)
         return found
     for job in jobs(options, plan, model, tell):
@@ -126,7 +156,7 @@ def evaluate(options: Options, tell: Tell) -> list[RunRecord]:
             tell(f"{job.title}: stored before")
             continue
         start = time.perf_counter()
-        answers = tuple(tuple(model.ask(asked)) for asked in job.sets)
+        answers = tuple(tuple(model.ask(asked, tell)) for asked in job.sets)
         done(Asked(job.sets, answers, job.best, time.perf_counter() - start))
     return found
 
@@ -193,7 +223,7 @@ def ruler_sets(task: str, length: int, options: Options, model: Model) -> list[S
     ]
 
 
-def likelihoods(options: Options, plan: suites.Plan, model: Model) -> Iterator[Asked]:
+def likelihoods(options: Options, plan: suites.Plan, model: Model, tell: Tell) -> Iterator[Asked]:
     """lm-eval's own tasks; all canaries before the first of them."""
     if model.lm is None:
         raise UserError("the suite commonsense is lm-eval's: pip install 'mixassay[lm]'")
@@ -203,7 +233,8 @@ def likelihoods(options: Options, plan: suites.Plan, model: Model) -> Iterator[A
         stock.sing(name, task, options.limit)
     for name, task in tasks.items():
         start = time.perf_counter()
-        asked, answers, more = stock.ask(model.lm, name, task, options.limit)
+        with model.room(name, 0, tell):
+            asked, answers, more = stock.ask(model.lm, name, task, options.limit)
         yield Asked((asked,), (tuple(answers),), (1.0,), time.perf_counter() - start, more)
 
 
@@ -245,7 +276,7 @@ def of_run(name: str, options: Options) -> Model:
         state_bytes=language.state_bytes,
     )
     limit = min((x for x in (language.longest, options.longest) if x is not None), default=None)
-    return Model(subject, found.tokenizer, limit, lm, language, settings(options))
+    return Model(subject, found.tokenizer, limit, lm, language, options.batch, options=settings(options))
 
 
 def of_hub(path: str, options: Options) -> Model:
@@ -259,7 +290,7 @@ def of_hub(path: str, options: Options) -> Model:
         weights=hub.weights(path),
         source=("mixassay.runners.eval.hub",),
     )
-    return Model(subject, tokenizer, int(lm.max_length), lm, options=settings(options))
+    return Model(subject, tokenizer, int(lm.max_length), lm, batch=options.batch, options=settings(options))
 
 
 def settings(options: Options) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Held-out rows of a language model: loss and accuracy of every cell, whole answers, bits a byte, loss by position."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from mixassay.kernels.common.precision import cast, rounding
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy_score
 from mixassay.model import Model
 from mixassay.runners.lm.loss import LOGITS_AT_ONCE
+from mixassay.runners.memory import in_batches
 from mixassay.runners.stream import make
 from mixassay.spec import TaskSpec, cell_labels, task_cells
 from mixassay.tasks import IGNORE, Rows, Split
@@ -68,12 +70,15 @@ def evaluate(
 def score(model: Model, rows: Rows, device: str, precision: str) -> tuple[Tensor, Tensor]:
     """Loss float64 [N, T], 0 where nothing is scored, and whether the likeliest token is right, on the CPU."""
     N, T = rows.tokens.shape
-    batch = max(1, TOKENS_AT_ONCE // T)
-    labels, losses, rights = rows.targets(), [], []
-    for start in range(0, N, batch):
-        its = labels[start : start + batch].to(device)
+    labels = rows.targets()
+    losses: list[Tensor] = []
+    rights: list[Tensor] = []
 
-        def head(h: Tensor, weight: Tensor, its: Tensor = its) -> tuple[Tensor, Tensor]:
+    def work(batch: Sequence[int]) -> None:
+        part = slice(batch[0], batch[-1] + 1)
+        its = labels[part].to(device)
+
+        def head(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
             size = max(1, LOGITS_AT_ONCE // len(weight))
             pieces = zip(torch.split(h.flatten(0, 1), size), torch.split(its.flatten(), size), strict=True)
             made = [linear_cross_entropy_score(h, weight, y, ignore_index=IGNORE) for h, y in pieces]
@@ -81,9 +86,12 @@ def score(model: Model, rows: Rows, device: str, precision: str) -> tuple[Tensor
             return loss, right
 
         with rounding(precision), cast(device, precision):
-            loss, right = model(rows.tokens[start : start + batch].to(device), head=head)
-        losses.append(loss.double().cpu())
-        rights.append(right.cpu())
+            loss, right = model(rows.tokens[part].to(device), head=head)
+        loss, right = loss.double().cpu(), right.cpu()
+        losses.append(loss)
+        rights.append(right)
+
+    in_batches(range(N), max(1, TOKENS_AT_ONCE // T), work)
     return torch.cat(losses), torch.cat(rights)
 
 

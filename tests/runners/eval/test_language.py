@@ -77,6 +77,70 @@ def test_likelihoods_are_those_of_one_text_at_a_time(name: str, tiny: Any) -> No
             assert greedy == bool((logits.argmax(-1) == torch.tensor(list(then))).all())
 
 
+@pytest.mark.parametrize("name", ["attention", "mamba2"])
+@pytest.mark.parametrize("call", ["prefill", "step"])
+def test_a_batch_that_does_not_fit_in_memory_is_halved(
+    name: str, call: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it shows in reading or in writing; with the answers of the smaller batch."""
+    model = tiny(name)
+    wanted = [Wanted(tuple(prompt), 6) for prompt in [*PROMPTS, b"needle 9", b"needle 10"]]
+    expected = Language(model, Bytes(), 1).answers(wanted)
+    tried, whole = [], getattr(model, call)
+
+    def cramped(tokens: Any, *more: Any) -> Any:
+        tried.append(len(tokens))
+        if len(tokens) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 918.00 MiB")
+        return whole(tokens, *more)
+
+    monkeypatch.setattr(model, call, cramped)
+    one = Language(model, Bytes(), 4)
+    assert one.answers(wanted) == expected
+    assert max(tried) > 1
+    assert one.batch == 1
+    tried.clear()
+    assert one.answers(wanted) == expected
+    assert max(tried) == 1, "no larger batch is tried again"
+
+
+def test_a_prompt_that_does_not_fit_in_memory_is_an_error(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one = Language(tiny("mamba2"), Bytes(), 4)
+    monkeypatch.setattr(one.model, "prefill", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        one.answers([Wanted((1,), 1), Wanted((2,), 1)])
+
+
+def test_likelihoods_that_do_not_fit_in_memory_together(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mamba2")
+    pairs = [(list(b"one"), [n]) for n in range(6)] + [(list(b"longer"), [1])]
+    expected = Language(model, Bytes(), 2).likelihoods(pairs)
+    tried, whole = [], model.forward
+
+    def cramped(tokens: Any, *more: Any, **named: Any) -> Any:
+        tried.append(len(tokens))
+        if len(tokens) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(tokens, *more, **named)
+
+    monkeypatch.setattr(model, "forward", cramped)
+    one = Language(model, Bytes(), 5)
+    assert one.likelihoods(pairs) == expected
+    assert tried == [1, 5, 2, 2, 2]
+    assert one.batch == 2
+
+
+def test_under_autocast_a_cache_takes_half_the_bytes_and_sums_take_all(tiny: Any) -> None:
+    for name, share in (("attention", 2), ("mamba2", 1), ("gated_deltanet", 1)):
+        model = tiny(name)
+        one = Language(model, Bytes(), precision="bf16")
+        assert len(one.answers([Wanted(tuple(b"12345678"), 2)])) == 1
+        assert one.state_bytes == {8: model.state_bytes(8) // share}
+
+
 def test_an_answer_that_was_generated_is_greedy(tiny: Any) -> None:
     model = tiny("mamba2")
     one = language(model)

@@ -234,6 +234,25 @@ def test_scores_of_held_out_text_are_those_of_its_logits(text):
     assert metrics["valid/bits_per_byte"] == pytest.approx(metrics["valid/loss"] / math.log(2))
 
 
+def test_held_out_rows_that_do_not_fit_in_memory_are_scored_in_smaller_batches(text, monkeypatch):
+    training = Training(spec(text), "cpu", Ranks())
+    rows, forward = training.valid[0].rows, training.model.forward
+    loss, right = evaluate.score(training.model, rows, "cpu", "fp64")
+    tried = []
+
+    def cramped(tokens, **more):
+        tried.append(len(tokens))
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(tokens, **more)
+
+    monkeypatch.setattr(training.model, "forward", cramped)
+    found = evaluate.score(training.model, rows, "cpu", "fp64")
+    assert tried == [4, 2, 2]
+    torch.testing.assert_close(found[0], loss, rtol=0, atol=1e-12)
+    assert torch.equal(found[1], right)
+
+
 def test_work_of_a_token():
     """By hand: D = 16, attention 16 x 48 and 16 x 16, SwiGLU 16 x 80 and 40 x 16 (hidden 40), 50 words."""
     one = ModelSpec(d_model=16, n_layers=1, block="swiglu", mlp_ratio=3.75, positions="learned")
