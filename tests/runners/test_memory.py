@@ -50,7 +50,10 @@ def test_a_batch_is_halved_until_it_fits_and_grows_no_more(
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (MemoryError(), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            True,
+        ),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),

@@ -1,9 +1,12 @@
 """Generation with states against generation without, for every mixer; likelihoods against a plain forward pass."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from mixassay.errors import UserError
 from mixassay.mixers import mixer, nbytes
@@ -102,6 +105,35 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
     tried.clear()
     assert one.answers(wanted) == expected
     assert max(tried) == 1, "no larger batch is tried again"
+
+
+def test_a_batch_that_does_not_fit_holds_nothing_when_half_of_it_is_tried(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that is done."""
+    model = tiny("attention")
+    held: list[Any] = []
+    prefill, step = model.prefill, model.step
+
+    def read(tokens: Any) -> Any:
+        assert all(one() is None for one in held)
+        logits, state = prefill(tokens)
+        held.extend(weakref.ref(leaf) for leaf in (logits, *pytree.tree_leaves(state)))
+        return logits, state
+
+    def write(tokens: Any, state: Any) -> Any:
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(tokens, state)
+
+    monkeypatch.setattr(model, "prefill", read)
+    monkeypatch.setattr(model, "step", write)
+    gc.disable()
+    try:
+        Language(model, Bytes(), 5).answers([Wanted(tuple(b"needle %d" % n), 3) for n in range(5)])
+    finally:
+        gc.enable()
+    assert len(held) == 4 * (2 + 2 * 3), "5, 2, 2 and 1 rows: logits, position, and k, v and conv of two layers"
 
 
 def test_a_prompt_that_does_not_fit_in_memory_is_an_error(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

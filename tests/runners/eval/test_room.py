@@ -25,9 +25,9 @@ def cramp(monkeypatch: pytest.MonkeyPatch) -> Cramp:
         tried = []
 
         def prefill(self: Model, tokens: torch.Tensor) -> Any:
-            B, T = tokens.shape
-            tried.append((T, B))
-            if B > rows(T):
+            n, T = tokens.shape
+            tried.append((T, n))
+            if n > rows(T):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 918.00 MiB")
             return whole(self, tokens)
 
