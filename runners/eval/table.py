@@ -44,6 +44,10 @@ class Place:
         """Of each seed."""
         return int(self.records[0].config["task"]["samples"])
 
+    @property
+    def seeds(self) -> frozenset[int]:
+        return frozenset(self.values)
+
     def group(self, kind: str, name: str) -> tuple[dict[int, float], int]:
         """The scores of a group of questions, by seed, and of how many questions each is."""
         found = {r.seed: cell for r in self.records for cell in r.eval if cell.cell == {kind: name}}
@@ -77,6 +81,14 @@ class Evaluations:
         cells = [cell.cell for place in self.places for record in place.records for cell in record.eval]
         there = {(kind, str(cell[kind])) for cell in cells for kind in GROUPS if kind in cell}
         return sorted(there, key=lambda group: (GROUPS.index(group[0]), ORDER.get(group[1], 0), group[1]))
+
+    def seeds(self, model: str) -> frozenset[int]:
+        """That its numbers are of where none is missing: those of all models, if one has them all, else its own."""
+        each = {
+            name: frozenset[int]().union(*(p.seeds for p in self.places if p.model == name)) for name in self.models
+        }
+        every = frozenset[int]().union(*each.values())
+        return every if every in each.values() else each[model]
 
     def at(self, model: str, task: str, length: int | None) -> Place | None:
         return next((p for p in self.places if (p.model, p.task, p.length) == (model, task, length)), None)
@@ -135,6 +147,9 @@ def labels(records: Sequence[RunRecord]) -> dict[str, str]:
     return names
 
 
+MISSING = Cell("–")
+
+
 def grid(found: Evaluations) -> Grid:
     """A row for each task and model, a column for each length, and for each group of questions where there are some."""
     heads = tuple((f"{length:,}" if length is not None else "score",) for length in found.lengths)
@@ -143,12 +158,14 @@ def grid(found: Evaluations) -> Grid:
         for name in found.models:
             places = [found.at(name, task, length) for length in found.lengths]
             if any(places):
-                rows.append((Cell(task), Cell(name), *map(number, places), *(part(places, g) for g in found.groups)))
+                cells = [number(place, len(found.seeds(name))) for place in places]
+                cells += [part(places[0], group, len(found.seeds(name))) for group in found.groups]
+                rows.append((Cell(task), Cell(name), *cells))
     if len(found.tasks) > 1:
         for name in found.models:
             means = [mean_of_tasks(found, name, length) for length in found.lengths]
             means += [mean_of_tasks(found, name, None, group) for group in found.groups]
-            if any(cell.text for cell in means):
+            if any(cell != MISSING for cell in means):
                 rows.append((Cell(f"mean of {len(found.tasks)}"), Cell(name), *means))
     return Grid(
         title=found.suite,
@@ -161,33 +178,41 @@ def grid(found: Evaluations) -> Grid:
     )
 
 
-def number(place: Place | None) -> Cell:
+def number(place: Place | None, of: int) -> Cell:
+    """`of`: how many seeds there should be."""
     if place is None or not place.values:
-        return Cell("")
+        return MISSING
     m = stats.moments(list(place.values.values()))
-    if m.std is not None:
-        return Cell(f"{100 * m.mean:.1f} ± {100 * m.std:.1f}", "", (f"n={m.n}x{place.samples}",))
     error = place.records[0].metrics.get("test/stderr")
-    spread = f" (se {100 * error:.1f})" if error is not None else ""
-    return Cell(f"{100 * m.mean:.1f}{spread}", "", (f"n={place.samples}",))
+    spread = f" (se {100 * error:.1f})" if m.std is None and error is not None else ""
+    return Cell(points(m) + spread, fewer(m.n, of), (count(m.n, place.samples),))
 
 
-def part(places: Sequence[Place | None], group: tuple[str, str]) -> Cell:
+def part(place: Place | None, group: tuple[str, str], of: int) -> Cell:
     """The mean over seeds of a group's score; sets with groups have no lengths."""
-    values, n = places[0].group(*group) if places[0] is not None else ({}, 0)
+    values, n = place.group(*group) if place is not None else ({}, 0)
     if not values:
-        return Cell("")
+        return MISSING
     m = stats.moments(list(values.values()))
-    return Cell(points(m), "", (f"n={n}" if m.std is None else f"n={m.n}x{n}",))
+    return Cell(points(m), fewer(m.n, of), (count(m.n, n),))
 
 
 def mean_of_tasks(found: Evaluations, name: str, length: int | None, group: tuple[str, str] | None = None) -> Cell:
-    """Of each seed its mean over tasks, of a group where one is given; empty unless every task has the same seeds."""
+    """Of each seed its mean over tasks, of a group where one is given; missing unless every task has the same seeds."""
     places = [found.at(name, task, length) for task in found.tasks]
     values = [(place.group(*group)[0] if group else place.values) for place in places if place is not None]
     if len(values) < len(places) or any(set(each) != set(values[0]) for each in values) or not values[0]:
-        return Cell("")
-    return Cell(points(stats.moments([fmean(each[seed] for each in values) for seed in values[0]])))
+        return MISSING
+    m = stats.moments([fmean(each[seed] for each in values) for seed in values[0]])
+    return Cell(points(m), fewer(m.n, len(found.seeds(name))))
+
+
+def fewer(seeds: int, of: int) -> str:
+    return f"({seeds}/{of})" if seeds < of else ""
+
+
+def count(seeds: int, samples: int) -> str:
+    return f"n={seeds}x{samples}" if seeds > 1 else f"n={samples}"
 
 
 def points(m: stats.Moments) -> str:
@@ -196,16 +221,14 @@ def points(m: stats.Moments) -> str:
 
 def caption(found: Evaluations) -> list[str]:
     records = [record for place in found.places for record in place.records]
-    several = any(len(place.records) > 1 for place in found.places)
     counts = sorted({place.samples for place in found.places})
     lines = [
         "Scores in points"
-        + (": mean ± sample std (ddof=1) over seeds" if several else "")
-        + (", (se) the standard error over samples" if any(len(p.records) == 1 for p in found.places) else "")
+        + (": mean ± sample std (ddof=1) over seeds" if any(len(p.seeds) > 1 for p in found.places) else "")
+        + (", (se) the standard error over samples" if any(len(p.seeds) == 1 for p in found.places) else "")
         + f"; {'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples a seed."
     ]
-    seeds = sorted({spans([record.seed for record in place.records]) for place in found.places})
-    lines.append(f"Seeds {'; '.join(seeds)}. A canary that knows the answers and one that knows none ran before.")
+    lines.append(f"{seeds(found)}. A canary that knows the answers and one that knows none ran before.")
     for metric, says in SHARES.items():
         known = [(at(p), record.metrics.get(metric)) for p in found.places for record in p.records]
         shares = [(place, share) for place, share in known if share is not None]
@@ -219,6 +242,17 @@ def caption(found: Evaluations) -> list[str]:
     commits = sorted({record.code.commit[:12] + ("-dirty" if record.code.dirty else "") for record in records})
     lines.append(f"Code {', '.join(commits)}; on {'; '.join(sorted({str(r.env.get('class')) for r in records}))}.")
     return lines
+
+
+def seeds(found: Evaluations) -> str:
+    """`Seeds 0-2`, once for all models where they have the same."""
+    each = {name: found.seeds(name) for name in found.models}
+    if len(set(each.values())) == 1:
+        said = spans(sorted(each[found.models[0]]))
+    else:
+        said = "; ".join(f"{spans(sorted(of))} of {name}" for name, of in each.items())
+    short = any(place.seeds < each[place.model] for place in found.places)
+    return f"Seeds {said}" + ("; a cell with fewer says how many" if short else "")
 
 
 SHARES = {

@@ -93,10 +93,8 @@ def test_a_prompt_that_does_not_fit_ends_the_command_and_what_was_done_is_kept(
 def test_a_model_of_another_library_is_told_of_a_smaller_batch() -> None:
     """Its rows are padded to one length: to halve its batch could move numbers."""
     model = Asked(Subject({}, None, 0), Bytes(), None, object(), batch=16)
-    with pytest.raises(
-        UserError, match=r"t: memory does not do for 16 rows of up to 1,024 tokens\. What would help: a sm"
-    ):
-        with model.room("t", 1024, print):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    message = r"t: memory does not do for 16 rows of up to 1,024 tokens\. What would help: a smaller --batch, shorter"
+    with pytest.raises(UserError, match=message), model.room("t", 1024, print):
+        raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="another"), model.room("t", 1024, print):
         raise RuntimeError("another")
