@@ -60,21 +60,24 @@ def test_every_cell_trains() -> None:
         assert outcomes[0].stopped["step"] == 2
         assert outcomes[0].state_bytes
         n += 1
-    assert n == 15 + 9 + 14 + 4 + 8 + 6 + 4
+    assert n == 15 + 9 + 22 + 4 + 8 + 6 + 4 - 1
 
 
 def test_the_protocol() -> None:
     """702 steps an epoch (100,000 // 256 + 4 times 20,000 // 256), 32 epochs; and what one file has another shares."""
-    sweeps = {name: load(name) for name in ONE_TABLE}
+    sweeps = {name: load(name) for name in (*ONE_TABLE, "gated_deltanet_why")}
     cells = {name: {cell.cell for cell in sweep.cells()} for name, sweep in sweeps.items()}
     for sweep in sweeps.values():
         check(sweep)
-        assert (sweep.name, sweep.seeds, sweep.select) == ("mqar", (0, 1, 2, 3, 4), sweeps["full_table"].select)
-        assert sweep.tuned == {"train.lr": [0.001, 0.00316228, 0.01, 0.0316228]}
-        assert {steps_of(run) for cell in sweep.cells() for run in sweep.tuning(cell)} == {22464}
-    table, full, state = (cells[name] for name in ONE_TABLE)
+        assert (sweep.name, sweep.seeds) == ("mqar", (0, 1, 2, 3, 4))
+        tuned = {"train.lr": [0.001, 0.00316228, 0.01, 0.0316228]} if sweep.select else {}
+        assert sweep.tuned == tuned
+        runs = [run for cell in sweep.cells() for run in sweep.reported(cell, sweep.candidates()[0])]
+        assert {steps_of(run) for run in runs} == {22464}
+    assert [name for name, sweep in sweeps.items() if sweep.select is None] == ["recall_vs_state", "gated_deltanet_why"]
+    table, full, state, why = cells.values()
     assert (len(table), len(full), len(state)) == (15, 14, 22)
-    assert (len(full & table), len(state & (table | full))) == (5, 8)
+    assert (len(full & table), len(state & why)) == (5, 1)
     for cell in (cell for sweep in sweeps.values() for cell in sweep.cells()):
         mamba = "mamba2" in cell.sections.mixer.name
         model = cell.sections.model
