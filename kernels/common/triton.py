@@ -50,6 +50,24 @@ def store_rows(at, x, rows, live, columns, stride, WIDTH: tl.constexpr, BLOCK: t
 
 
 @triton.jit
+def load_turned(at, rows, live, columns, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """`load_rows`, transposed: [BLOCK, C]."""
+    keep = (rows < live)[None, :]
+    if WIDTH % BLOCK != 0:
+        keep = keep & (columns < WIDTH)[:, None]
+    return tl.load(at + rows[None, :] * stride + columns[:, None], mask=keep, other=0.0)
+
+
+@triton.jit
+def store_turned(at, x, rows, live, columns, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The transpose of x [BLOCK, C] to rows of memory."""
+    keep = (rows < live)[None, :]
+    if WIDTH % BLOCK != 0:
+        keep = keep & (columns < WIDTH)[:, None]
+    tl.store(at + rows[None, :] * stride + columns[:, None], x.to(at.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def load_log_decay(at, rows, live, stride, SUM: tl.constexpr):
     """Log decays of rows `rows < live` in base 2 and in dtype SUM, 0 (no decay) elsewhere."""
     g = tl.load(at + rows * stride, mask=rows < live, other=0.0).to(SUM)

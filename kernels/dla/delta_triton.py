@@ -41,11 +41,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import Cut, half, operands, tile
+from mixassay.kernels.common.triton import Cut, half, load_turned, operands, tile
 from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
-from mixassay.kernels.gated_delta_rule.triton import inverse_precision, load_turned, solve_kernel
+from mixassay.kernels.gated_delta_rule.solve_triton import inverse_precision, solve_kernel
 
 kernel = triton.jit(do_not_specialize=["first", "T", "NT", "H", "R"])
 

@@ -59,7 +59,7 @@ from mixassay.kernels.common.triton import (
     sum_dtype,
     weight,
 )
-from mixassay.kernels.gated_delta_rule.triton import inverse_precision, precision, solve_kernel
+from mixassay.kernels.gated_delta_rule.solve_triton import inverse_precision, precision, solve_kernel
 
 # Compiled once, whatever the sizes: offsets are multiples of K and V, which are known.
 kernel = triton.jit(
