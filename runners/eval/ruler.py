@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mixassay.runners.eval.question import Question, Set
-from mixassay.tasks.ruler import scores
+from mixassay.tasks.ruler import niah, scores
 from mixassay.tasks.ruler.sample import Sample
 from mixassay.tasks.ruler.sets import SampleSet
 from mixassay.tasks.ruler.sources import Sources
@@ -32,16 +32,22 @@ def make(
     def score(question: Question, text: str) -> float:
         return scores.score(task, text, question.answers, compat=compat)
 
+    def wrong_needle(question: Question, text: str) -> float:
+        return float(niah.is_of_another_key(question.prompt, question.answers, text))
+
+    asked = TASKS[task]
+    one_of_many = isinstance(asked, niah.NIAH) and asked.one_of_many
     return Set(
         task=task,
         questions=tuple(question(sample) for sample in samples),
         score=score,
         version=f"ruler-{compat or 'ours'}/{made.recipe()['version']}.{scores.VERSION}",
         recipe=made.recipe(),
-        wants="any" if compat != "lm-eval" and TASKS[task].scoring == "any" else "all",
-        copied=TASKS[task].scoring == "all",
+        wants="any" if compat != "lm-eval" and asked.scoring == "any" else "all",
+        copied=asked.scoring == "all",
         length=length,
         seed=seed,
+        measures={"wrong_needle": wrong_needle} if one_of_many else {},
     )
 
 

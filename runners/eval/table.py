@@ -235,6 +235,7 @@ def caption(found: Evaluations) -> list[str]:
         if any(share != SILENT.get(metric) for _, share in shares):
             each = dict.fromkeys(f"{place} {100 * share:.0f} %" for place, share in shares)
             lines.append(f"{says}: {', '.join(each)}.")
+    lines += wrong_needles(found)
     short = [(at(p), record.metrics.get("test/best_possible") or 1) for p in found.places for record in p.records]
     if any(best < 1 - 1e-6 for _, best in short):
         each = dict.fromkeys(f"{place} {100 * best:.1f}" for place, best in short if best < 1 - 1e-6)
@@ -262,6 +263,22 @@ SHARES = {
 }
 SILENT = {"test/cut_prompts": 0.0, "test/unread": 0.0}
 """Shares that are not worth a line where all are so."""
+
+
+def wrong_needles(found: Evaluations) -> list[str]:
+    """How many of the wrong answers are the value of a needle that was not asked for: found, and not told apart."""
+    lines = []
+    for task in found.tasks:
+        said = []
+        for name in found.models:
+            of = [(p.samples, r.metrics) for p in found.places if (p.model, p.task) == (name, task) for r in p.records]
+            known = [(n, m["test/wrong_needle"], m[METRIC]) for n, m in of if m.get("test/wrong_needle") is not None]
+            wrong = round(sum(n * (1 - (score or 0)) for n, _, score in known))
+            if wrong:
+                said.append(f"{100 * sum(n * (share or 0) for n, share, _ in known) / wrong:.0f} % of {wrong} ({name})")
+        if said:
+            lines.append(f"Wrong answers to {task} that are another needle's value: {', '.join(said)}.")
+    return lines
 
 
 def at(place: Place) -> str:

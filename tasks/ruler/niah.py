@@ -6,7 +6,9 @@
 The haystack is one noise line again and again, prose, or nothing but needles of other keys.
 """
 
+import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -36,6 +38,11 @@ class NIAH:
     keys: int = 1
     values: int = 1
     queries: int = 1
+
+    @property
+    def one_of_many(self) -> bool:
+        """Whether one value is asked for where others stand too."""
+        return self.queries * self.values == 1 and (self.keys > 1 or self.haystack == "needles")
 
     def draft(self, length: int, chance: Chance, sources: Sources) -> Draft:
         K, V = self.keys, self.values
@@ -80,6 +87,17 @@ def names(kind: Key | Value, chance: Chance, use: str, n: int, sources: Sources)
 
 def needle(kind: Value, key: str, value: str) -> str:
     return f"One of the special magic {kind} for {key} is: {value}."
+
+
+NEEDLE = re.compile(r"One of the special magic \w+ for \S+ is: (\S+)\.")
+
+
+def is_of_another_key(prompt: str, answers: Sequence[str], text: str) -> bool:
+    """Whether a text without any right answer holds the value of a needle that was not asked for."""
+    text = text.lower()
+    if any(answer.lower() in text for answer in answers):
+        return False
+    return any(value.lower() in text for value in NEEDLE.findall(prompt))
 
 
 def inserted(lines: list[str], extra: list[str], before: list[int]) -> list[str]:

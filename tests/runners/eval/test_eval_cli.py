@@ -43,7 +43,7 @@ def test_all_of_ruler(place: Any, kept: Any, data: Path) -> None:
 
 
 def test_records_report_and_diff(place: Any, kept: Any) -> None:
-    words = ["--suite", "niah", "--tasks", "niah_single_1,niah_multivalue", "--lengths", "1024", "--limit", "2"]
+    words = ["--suite", "niah", "--tasks", "niah_multikey_1,niah_multivalue", "--lengths", "1024", "--limit", "2"]
     for seed in (0, 1):
         said = place.run(
             "eval", "--model", f"run:{kept('mamba2', seed)}", *words, "--seeds", "1,2", "--engine", "direct"
@@ -51,13 +51,14 @@ def test_records_report_and_diff(place: Any, kept: Any) -> None:
         assert said.code == 0, said.err
     records = Store(place.folder / "results").read("niah").records
     assert sorted((r.config["task"]["name"], r.seed) for r in records) == [
-        ("niah_multivalue", 0), ("niah_multivalue", 1), ("niah_single_1", 0), ("niah_single_1", 1),
+        ("niah_multikey_1", 0), ("niah_multikey_1", 1), ("niah_multivalue", 0), ("niah_multivalue", 1),
     ]  # fmt: skip
     for record in records:
         assert record.config["task"]["samples"] == 4, "of two data seeds"
         assert record.config["task"]["data_seeds"] == [1, 2]
         assert record.data.startswith("ruler-ours/")
         assert record.state_bytes
+        assert ("test/wrong_needle" in record.metrics) == (record.config["task"]["name"] == "niah_multikey_1")
         assert record.samples is not None
         per_sample = 4 if record.config["task"]["name"] == "niah_multivalue" else 1
         assert sum(cell.scored for cell in record.eval) == 4 * per_sample
@@ -69,14 +70,14 @@ def test_records_report_and_diff(place: Any, kept: Any) -> None:
     again = place.run("eval", "--model", f"run:{kept('mamba2')}", *words, "--seeds", "1,2", "--engine", "lm-eval")
     assert again.err.count("stored before") == 2, "both engines give the same numbers, so none is asked again"
     said = place.run("report", "results/niah")
-    assert re.search(r"niah_single_1 +mamba2 +0\.0 ± 0\.0", said.out)
+    assert re.search(r"niah_multikey_1 +mamba2 +0\.0 ± 0\.0", said.out)
     assert re.search(r"mean of 2 +mamba2 +0\.0 ± 0\.0", said.out)
-    said = place.run("report", "results/niah", "--only", "mixer=mamba2,task.name=niah_single_1", "--format", "md")
-    assert "| niah_single_1 |" in said.out
+    said = place.run("report", "results/niah", "--only", "mixer=mamba2,task.name=niah_multikey_1", "--format", "md")
+    assert "| niah_multikey_1 |" in said.out
     assert "multivalue" not in said.out
-    said = place.run("report", "results/niah", "--only", "task.name=niah_singel_1")
+    said = place.run("report", "results/niah", "--only", "task.name=niah_multikye_1")
     assert said.code == 2
-    assert "none has task.name=niah_singel_1. Did you mean" in said.err
+    assert "none has task.name=niah_multikye_1. Did you mean" in said.err
     said = place.run("report", "results/niah", "--only", "task.tokens=77")
     assert 'no evaluation has a field "task.tokens"' in said.err
     said = place.run("diff", "results/niah", "results/niah", "--allow-dirty", "--all")

@@ -95,3 +95,20 @@ def test_one_seed_needs_no_count(evaluated: Any) -> None:
     rows, said = shown(evaluated({("attention", "t", 1024): (3,), ("attention", "t", 2048): (3,)}))
     assert rows == [("t", "attention", "80.0 (se 7.0) n=50", "80.0 (se 7.0) n=50")]
     assert said == "Seeds 3"
+
+
+def test_wrong_answers_that_are_another_needles_value_are_counted(evaluated: Any) -> None:
+    """attention: 50 x (.5 + .4) = 45 wrong at two seeds, 20 + 10 of them another's; mamba2: 25, 25."""
+    records = evaluated(
+        {("attention", "mk", 1024): (0, 1), ("mamba2", "mk", 1024): (0,), ("mamba2", "single", 1024): (0,)}
+    )
+    shares = iter((0.4, 0.2, 0.5))
+    told = [
+        r.model_copy(update={"metrics": {**r.metrics, "test/wrong_needle": next(shares)}})
+        if r.config["task"]["name"] == "mk"
+        else r
+        for r in records
+    ]
+    said = "Wrong answers to mk that are another needle's value: 67 % of 45 (attention), 100 % of 25 (mamba2)."
+    assert [line for line in table.grid(table.collect(told)).caption if "needle" in line] == [said]
+    assert not [line for line in table.grid(table.collect(records)).caption if "needle" in line]

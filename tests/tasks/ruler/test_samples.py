@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mixassay.errors import UserError
-from mixassay.tasks.ruler import generate
+from mixassay.tasks.ruler import generate, niah
 from mixassay.tasks.ruler.generate import Ruler
 from mixassay.tasks.ruler.sample import Sample
 from mixassay.tasks.ruler.sources import Sources
@@ -168,3 +168,23 @@ def test_wrong_arguments(arguments: tuple[str, int], message: str) -> None:
 def test_the_example_in_the_docstring() -> None:
     result = doctest.testmod(generate)
     assert (result.attempted, result.failed) == (3, 0)
+
+
+@pytest.mark.parametrize("task", ["niah_multikey_1", "niah_multikey_2", "niah_multikey_3"])
+def test_the_value_of_another_key_is_told_from_the_right_and_from_none(
+    task: str, words: Words, sources: Sources
+) -> None:
+    sample = Ruler(task, 1024, words, sources).sample(1)
+    told = niah.NEEDLE.findall(sample.prompt)
+    assert len(told) == (4 if task == "niah_multikey_1" else sample.size + 1)  # lines of needles, and the one asked for
+    (right,) = sample.answers
+    others = [value for value in told if value != right]
+    assert len(others) == len(told) - 1
+    for text, another in (
+        (others[0], True),
+        (others[-1].upper(), True),
+        (right, False),
+        (f"{others[0]} {right}", False),
+    ):
+        assert niah.is_of_another_key(sample.prompt, sample.answers, f" {text}.") is another
+    assert not niah.is_of_another_key(sample.prompt, sample.answers, "1234567, I think")
