@@ -26,21 +26,20 @@ def grid(sweep: Sweep, table: Table, records: Iterable[RunRecord]) -> Grid:
     settings, by_cell = sweep.candidates(), dict[str, list[RunRecord]]()
     for record in records:
         by_cell.setdefault(record.cell, []).append(record)
-    rows: list[tuple[Cell, ...]] = []
-    bold = set()
-    for (row, column), entry in table.entries.items():
-        if entry.at is not None:
-            continue
-        cell, reported = entry.runs.cell, entry.runs.records
-        if reported and reported[0].tuned in settings:
-            bold.add((len(rows), len(row) + 1 + settings.index(reported[0].tuned)))
-        name = " ".join(head for head in column if head != "mean")
-        rows.append((*map(Cell, row), Cell(name), *(worth(table, runs_of(cell, s, by_cell)) for s in settings)))
+    entries = [(row, column, e.runs) for (row, column), e in table.entries.items() if e.at is None]
+    columns = [" ".join(head for head in column if head != "mean") for _, column, _ in entries]
+    left = len(table.row_heads) + any(columns)
+    rows, bold = [], set()
+    for (row, _, runs), column in zip(entries, columns, strict=True):
+        if runs.records and runs.records[0].tuned in settings:
+            bold.add((len(rows), left + settings.index(runs.records[0].tuned)))
+        names = map(Cell, (*row, column)[:left])
+        rows.append((*names, *(worth(table, runs_of(runs.cell, setting, by_cell)) for setting in settings)))
     return Grid(
         title=f"{table.title}: every setting that was tried",
-        heads=(*((head,) for head in table.row_heads), ("",), *((pairs(setting),) for setting in settings)),
+        heads=(*((head,) for head in (*table.row_heads, "")[:left]), *((pairs(setting),) for setting in settings)),
         rows=tuple(rows),
-        left=len(table.row_heads) + 1,
+        left=left,
         bold=frozenset(bold),
         caption=(CAPTION.format(metric=table.metric),),
         warnings=(),

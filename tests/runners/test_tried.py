@@ -62,6 +62,15 @@ def test_what_was_never_run_is_blank_and_one_run_has_no_deviation(load, record_o
     assert not shown.bold
 
 
+def test_rows_that_say_all_need_no_second_name(load, record_of):
+    sweep = load(SELECT, "sweep.grid.model.d_model=[16]", "report.columns=null")
+    found = [record_of(run, 0.2) for run in sweep.reported(sweep.cells()[0], {"train.lr": 0.01})]
+    shown = tried.grid(sweep, report.build(sweep, found), found)
+    assert (shown.left, shown.bold) == (1, {(0, 2)})
+    assert [head[-1] for head in shown.heads] == ["mixer", "lr=0.001", "lr=0.01"]
+    assert [cell.text for cell in shown.rows[0]] == ["attention", "", "20.0 ± 0.0 (3)"]
+
+
 def test_a_sweep_without_selection_has_nothing_to_show(load, record_of):
     sweep = load()
     found = [record_of(run, 0.2) for run in sweep.reported(sweep.cells()[0])]
