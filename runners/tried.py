@@ -29,7 +29,8 @@ def grid(sweep: Sweep, table: Table, records: Iterable[RunRecord]) -> Grid:
     entries = [(row, column, e.runs) for (row, column), e in table.entries.items() if e.at is None]
     columns = [" ".join(head for head in column if head != "mean") for _, column, _ in entries]
     left = len(table.row_heads) + any(columns)
-    rows, bold = [], set()
+    rows: list[tuple[Cell, ...]] = []
+    bold = set()
     for (row, _, runs), column in zip(entries, columns, strict=True):
         if runs.records and runs.records[0].tuned in settings:
             bold.add((len(rows), left + settings.index(runs.records[0].tuned)))
