@@ -49,6 +49,19 @@ def _ranks(starts, at, n, filled, C: tl.constexpr, BS: tl.constexpr, SLOTS: tl.c
 
 
 @triton.jit
+def _reader(starts, news, T, NT, H, ROOM, SLOTS: tl.constexpr, BS: tl.constexpr, C: tl.constexpr):
+    """A program's tile of queries: head in all and in its row, the tile, its first row, the tokens from there on and
+    their numbers; whether the head's states have room, and the ranks that the tile reads (`_ranks`)."""
+    head, b, h, n = tile_of(H, NT)
+    row = b * T + n * C
+    left = T - n * C
+    i = tl.arange(0, C)
+    filled = fits(news, head, NT, ROOM)
+    first, last = _ranks(starts, (row * H + h) * SLOTS, n, filled, C, BS, SLOTS)
+    return head, h, n, row, left, i, filled, first, last
+
+
+@triton.jit
 def _read(numbers, weights, row, keep, C: tl.constexpr):
     """The number of a state that a tile reads, and the weights; loaded a turn ahead, they keep nobody waiting."""
     number = tl.load(numbers + row, mask=keep, other=0)
@@ -159,12 +172,7 @@ def read_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
-    row = b * T + n * C
-    left = T - n * C
-    i = tl.arange(0, C)
-    filled = fits(news, head, NT, ROOM)
-    first, last = _ranks(starts, (row * H + h) * SLOTS, n, filled, C, BS, SLOTS)
+    head, h, n, row, left, i, filled, first, last = _reader(starts, news, T, NT, H, ROOM, SLOTS, BS, C)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     rows = (head * NT + n) * SLOTS
     out = tl.zeros([C, BV], dtype=ACC)
@@ -208,12 +216,7 @@ def pull_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
-    row = b * T + n * C
-    left = T - n * C
-    i = tl.arange(0, C)
-    filled = fits(news, head, NT, ROOM)
-    first, last = _ranks(starts, (row * H + h) * SLOTS, n, filled, C, BS, SLOTS)
+    head, h, n, row, left, i, filled, first, last = _reader(starts, news, T, NT, H, ROOM, SLOTS, BS, C)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(ACC)
     dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
     rows = (head * NT + n) * SLOTS

@@ -136,9 +136,11 @@ def _node(begin, p, NT, HEIGHTS, C: tl.constexpr):
 
 
 @triton.jit
-def _older(end, begins, n, NT, HEIGHTS, C: tl.constexpr):
-    """What tile n reads of the tokens before `end`: the node (-1: a tile's pairs), and the first token that it has.
-    `begins` are the slots that the tile's first token finds."""
+def _older(end, starts, row, h, n, NT, H, HEIGHTS, SLOTS: tl.constexpr, BS: tl.constexpr, C: tl.constexpr):
+    """What tile n, whose first row this is, reads of the tokens before `end`: the node (-1: a tile's pairs), and the
+    first token that it has."""
+    r = tl.arange(0, BS)
+    begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
     node = tl.full([], -1, dtype=tl.int32)
     begin = (end - 1) // C * C
     # The reduction stands outside of the condition: inside, ptxas 12.8 let another predicate than that decide.
@@ -149,6 +151,26 @@ def _older(end, begins, n, NT, HEIGHTS, C: tl.constexpr):
             node = place
             begin = end - (C << height)
     return node, begin
+
+
+@triton.jit
+def _load_node(tree, head, node, SPACE, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    at, keep = state_at(K, V, BK, BV)
+    return tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+
+
+@triton.jit
+def _queries(q, starts, first, h, n, T, H, R, K: tl.constexpr, BK: tl.constexpr, SLOTS: tl.constexpr, BS: tl.constexpr,
+             C: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Of tile n of a sequence: its first row, the tokens from there on and their numbers, where their slots start, by
+    rank, and their queries."""
+    row = first + n * C
+    left = T - n * C
+    i = tl.arange(0, C)
+    r = tl.arange(0, BS)
+    st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
+    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+    return row, left, i, st, qs
 
 
 @triton.jit
@@ -206,24 +228,17 @@ def tree_output_kernel(
     head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
     first = b * T
     for n in range(part, last, parts):
-        row = first + n * C
-        left = T - n * C
-        i = tl.arange(0, C)
-        r = tl.arange(0, BS)
-        st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        row, left, i, st, qs = _queries(q, starts, first, h, n, T, H, R, K, BK, SLOTS, BS, C, DOT)
         to = tl.zeros([C], dtype=ACC)
         if DECAY:
             to = tl.load(G + head * T + n * C + i, mask=i < left, other=0.0)
         out = tl.zeros([C, BV], dtype=ACC)
         end = (n + 1) * C
         while end > 0:
-            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            node, begin = _older(end, starts, row, h, n, NT, H, HEIGHTS, SLOTS, BS, C)
             if node >= 0:
                 w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-                at, keep = state_at(K, V, BK, BV)
-                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                S = _load_node(tree, head, node, SPACE, K, V, BK, BV)
                 if DECAY:
                     w *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)
                 out += tl.dot(qs, S.to(DOT), input_precision=PREC, out_dtype=ACC) * w[:, None]
@@ -412,12 +427,7 @@ def tree_query_kernel(
     head, b, h, part, last, parts = _share(NT, news, H, NT, ROOM)
     first = b * T
     for n in range(part, last, parts):
-        row = first + n * C
-        left = T - n * C
-        i = tl.arange(0, C)
-        r = tl.arange(0, BS)
-        st = by_rank(starts, row, h, i[:, None], left, r[None, :], H, SLOTS)
-        qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
+        row, left, i, st, qs = _queries(q, starts, first, h, n, T, H, R, K, BK, SLOTS, BS, C, DOT)
         dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
         to = tl.zeros([C], dtype=ACC)
         if DECAY:
@@ -427,12 +437,10 @@ def tree_query_kernel(
         total = tl.zeros([C], dtype=ACC)
         end = (n + 1) * C
         while end > 0:
-            begins = tl.load(starts + (row * H + h) * SLOTS + r, mask=r < SLOTS, other=0)
-            node, begin = _older(end, begins, n, NT, HEIGHTS, C)
+            node, begin = _older(end, starts, row, h, n, NT, H, HEIGHTS, SLOTS, BS, C)
             if node >= 0:
                 w = weight_at(rank_of(end - 1, st, 1), rank_scale, row, h, i, left, H, SLOTS)
-                at, keep = state_at(K, V, BK, BV)
-                S = tl.load(tree + (head * SPACE + node) * K * V + at, mask=keep, other=0.0)
+                S = _load_node(tree, head, node, SPACE, K, V, BK, BV)
                 x = dot(dos, tl.trans(S), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
                 if DECAY:
                     x *= weight(_since(end, n, P, head, NT, C, to.dtype) + to, ACC)[:, None]

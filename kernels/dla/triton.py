@@ -95,6 +95,14 @@ def decay_kernel(log_decay, G, totals, T, NT, H, C: tl.constexpr, SUM: tl.conste
 
 
 @triton.jit
+def _own_tile(news, T, NT, H, ROOM, C: tl.constexpr):
+    """A program's tile, for its pairs with itself: head in all and in its row, the tile, its first row and the tokens
+    from there on. Heads that take the tree have none."""
+    head, b, h, n = tile_of(H, NT)
+    return head, h, n, b * T + n * C, tl.where(fits(news, head, NT, ROOM), T - n * C, 0)
+
+
+@triton.jit
 def _decays(G, head, n, t, j, left, T, C: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
     """e^{G_t - G_j} of the tokens of tile n, 0 where j is behind t: [t, j] or [j, t], as t and j are."""
     D = (t >= j).to(ACC)
@@ -136,9 +144,7 @@ def output_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
-    row = b * T + n * C
-    left = tl.where(fits(news, head, NT, ROOM), T - n * C, 0)  # the others take the tree
+    head, h, n, row, left = _own_tile(news, T, NT, H, ROOM, C)
     i = tl.arange(0, C)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
@@ -185,9 +191,7 @@ def query_kernel(
     ACC: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    head, b, h, n = tile_of(H, NT)
-    row = b * T + n * C
-    left = tl.where(fits(news, head, NT, ROOM), T - n * C, 0)  # the others take the tree
+    head, h, n, row, left = _own_tile(news, T, NT, H, ROOM, C)
     i = tl.arange(0, C)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
@@ -246,9 +250,7 @@ def key_kernel(
     PREC: tl.constexpr,
 ):
     """For the tokens of tile m: its own tiles' pairs, then the states that have own tokens of it."""
-    head, b, h, m = tile_of(H, NT)
-    row = b * T + m * C
-    left = tl.where(fits(news, head, NT, ROOM), T - m * C, 0)  # the others take the tree
+    head, h, m, row, left = _own_tile(news, T, NT, H, ROOM, C)
     i = tl.arange(0, C)
     qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
     ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
