@@ -156,8 +156,8 @@ def forwards_kernel(
     pairs = tiles(there, HB) & (i >= j)
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
-    S0, S1, S2, S3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
-    age0, age1, age2, age3 = none, none, none, none
+    empty = zeros(BN, BM, HB, ACC)
+    states, ages = (empty, empty, empty, empty), (none, none, none, none)
     for n in range(tl.cdiv(T, C)):
         row, live = b * T + n * C, tl.arange(0, C) < T - n * C
         keep, at_level, to_level = mine & live, level_scale + row * H * L + at_g * L, dlevel
@@ -183,25 +183,12 @@ def forwards_kernel(
         outs = zeros(C, BM, HB, ACC)
         if HEIGHTS > 0:
             new = tl.dot(turned(ys, HB), kept, input_precision=PREC, out_dtype=ACC)
-            outs, S0, age0 = _forwards(
-                outs, S0, age0, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 0, L, HB, TURNED, DECAY,
-                DOT, ACC, PREC,
+        for m in tl.static_range(HEIGHTS):
+            outs, S, age = _forwards(
+                outs, states[m], ages[m], new, xs, ws, near, total, at_level, to_level, scale, keep, n, m, L, HB,
+                TURNED, DECAY, DOT, ACC, PREC,
             )  # fmt: skip
-        if HEIGHTS > 1:
-            outs, S1, age1 = _forwards(
-                outs, S1, age1, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 1, L, HB, TURNED, DECAY,
-                DOT, ACC, PREC,
-            )  # fmt: skip
-        if HEIGHTS > 2:
-            outs, S2, age2 = _forwards(
-                outs, S2, age2, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 2, L, HB, TURNED, DECAY,
-                DOT, ACC, PREC,
-            )  # fmt: skip
-        if HEIGHTS > 3:
-            outs, S3, age3 = _forwards(
-                outs, S3, age3, new, xs, ws, near, total, at_level, to_level, scale, keep, n, 3, L, HB, TURNED, DECAY,
-                DOT, ACC, PREC,
-            )  # fmt: skip
+            states, ages = states[:m] + (S,) + states[m + 1 :], ages[:m] + (age,) + ages[m + 1 :]
         outs = tl.dot((A * lam).to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC) * scale
         if TURNED:
             if DECAY:
@@ -273,8 +260,8 @@ def backwards_kernel(
     at_pair = tiles(h * L, HB) + (j * (H * L) + tl.minimum(_level(i ^ j), L - 1))
     none = tl.sum(tl.sum(zeros(16, 16, HB, SUM), -1), -1)
     near, total = tl.sum(zeros(C, 16, HB, SUM), -1), none
-    dS0, dS1, dS2, dS3 = zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC), zeros(BN, BM, HB, ACC)
-    age0, age1, age2, age3 = none, none, none, none
+    empty = zeros(BN, BM, HB, ACC)
+    states, ages = (empty, empty, empty, empty), (none, none, none, none)
     later = none.to(ACC)
     for step in range(tl.cdiv(T, C)):
         n = tl.cdiv(T, C) - 1 - step
@@ -291,23 +278,13 @@ def backwards_kernel(
             A *= weight(tl.expand_dims(near, -2) - tl.expand_dims(near, -1), ACC)
         outs = zeros(C, BM, HB, ACC)
         if HEIGHTS > 0:
-            dS = zeros(BN, BM, HB, ACC)
-            dS0, age0, dS = _backwards(
-                dS0, age0, dS, ys, zs, near, total, at_level, keep, n, 0, L, HB, DECAY, DOT, ACC, PREC
-            )
-            if HEIGHTS > 1:
-                dS1, age1, dS = _backwards(
-                    dS1, age1, dS, ys, zs, near, total, at_level, keep, n, 1, L, HB, DECAY, DOT, ACC, PREC
+            sum = zeros(BN, BM, HB, ACC)
+            for m in tl.static_range(HEIGHTS):
+                dS, age, sum = _backwards(
+                    states[m], ages[m], sum, ys, zs, near, total, at_level, keep, n, m, L, HB, DECAY, DOT, ACC, PREC
                 )
-            if HEIGHTS > 2:
-                dS2, age2, dS = _backwards(
-                    dS2, age2, dS, ys, zs, near, total, at_level, keep, n, 2, L, HB, DECAY, DOT, ACC, PREC
-                )
-            if HEIGHTS > 3:
-                dS3, age3, dS = _backwards(
-                    dS3, age3, dS, ys, zs, near, total, at_level, keep, n, 3, L, HB, DECAY, DOT, ACC, PREC
-                )
-            outs = tl.dot(xs, dS.to(DOT), input_precision=PREC, out_dtype=ACC)
+                states, ages = states[:m] + (dS,) + states[m + 1 :], ages[:m] + (age,) + ages[m + 1 :]
+            outs = tl.dot(xs, sum.to(DOT), input_precision=PREC, out_dtype=ACC)
             if DECAY:
                 outs *= tl.expand_dims(weight(lines(total, HB) - near, ACC), -1)
         outs = tl.dot((A * lam).to(DOT), zs, acc=outs, input_precision=PREC, out_dtype=ACC) * scale
