@@ -60,6 +60,32 @@ def _level_weights(at, i, live, stride, L, C: tl.constexpr, LEVELS: tl.constexpr
     return tl.reshape(W, (C, C))
 
 
+@triton.jit
+def _store_level_sums(dlevel, pairs, at_token, i, live, H, L, C: tl.constexpr, LEVELS: tl.constexpr):
+    """Row sums of pairs [C, C] over each level. To the last, which others may share, they are added."""
+    top = tl.zeros([C], dtype=pairs.dtype)
+    # A row's own block of 8 columns holds levels 0 to 3; of other blocks each has one level.
+    e = tl.arange(0, 8)
+    eighths = tl.arange(0, C // 8)
+    blocks = tl.reshape(pairs, (C, C // 8, 8))
+    own = (i[:, None] // 8 == eighths[None, :])[:, :, None]
+    near = tl.sum(tl.where(own, blocks, 0.0), 1)  # [C, 8]
+    far = tl.sum(blocks, 2)  # [C, C / 8]
+    near_apart = (i % 8)[:, None] ^ e[None, :]
+    far_apart = (i // 8)[:, None] ^ eighths[None, :]
+    for level in tl.static_range(LEVELS):
+        if level < 4:
+            here = tl.where((near_apart < 1 << level) & (near_apart >= (1 << level) // 2), near, 0.0)
+        else:
+            here = tl.where((far_apart < 1 << (level - 3)) & (far_apart >= (1 << level) // 16), far, 0.0)
+        here = tl.sum(here, 1)
+        tl.store(dlevel + (at_token + i * H) * L + level, here, mask=(i < live) & (level < L - 1))
+        top += tl.where(level < L - 1, 0.0, here)
+    if L <= LEVELS:
+        at_top = dlevel + (at_token + i * H) * L + L - 1
+        tl.store(at_top, top + tl.load(at_top, mask=i < live, other=0.0), mask=i < live)
+
+
 @kernel
 def leaves_kernel(
     q,
@@ -258,27 +284,7 @@ def pairs_kernel(
         Z *= tl.where(lower, weight(Gs[:, None] - Gs[None, :], ACC), 0.0) * (scale * b)[None, :]
         ZP = Z * Ps.to(ACC)
         Lam = _level_weights(at_level, i, live, H * L, L, C, LEVELS, False)
-        top = tl.zeros([C], dtype=ACC)
-        # A row's own block of 8 columns holds levels 0 to 3; of other blocks each has one level.
-        e = tl.arange(0, 8)
-        eighths = tl.arange(0, C // 8)
-        blocks = tl.reshape(ZP, (C, C // 8, 8))
-        own = (i[:, None] // 8 == eighths[None, :])[:, :, None]
-        near = tl.sum(tl.where(own, blocks, 0.0), 1)  # [C, 8]
-        far = tl.sum(blocks, 2)  # [C, C / 8]
-        near_apart = (i % 8)[:, None] ^ e[None, :]
-        far_apart = (i // 8)[:, None] ^ eighths[None, :]
-        for level in tl.static_range(LEVELS):
-            if level < 4:
-                here = tl.where((near_apart < 1 << level) & (near_apart >= (1 << level) // 2), near, 0.0)
-            else:
-                here = tl.where((far_apart < 1 << (level - 3)) & (far_apart >= (1 << level) // 16), far, 0.0)
-            here = tl.sum(here, 1)
-            tl.store(dlevel + (at_token + i * H) * L + level, here, mask=(i < live) & (level < L - 1))
-            top += tl.where(level < L - 1, 0.0, here)
-        if L <= LEVELS:
-            at_top = dlevel + (at_token + i * H) * L + L - 1
-            tl.store(at_top, top + tl.load(at_top, mask=i < live, other=0.0), mask=i < live)
+        _store_level_sums(dlevel, ZP, at_token, i, live, H, L, C, LEVELS)
         if DECAY:
             ZP = tl.where(strict, ZP * Lam, 0.0)
             dG = tl.sum(ZP, 1) - tl.sum(ZP, 0)
