@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from mixassay.errors import UserError
 from mixassay.kernels.softmax_attention import packed_attention, softmax_attention, softmax_attention_step
 from mixassay.mixers import Mixer, State, mixer, nbytes
+from mixassay.mixers.parts.cache import longer
 from mixassay.mixers.parts.linear import Linear
 from mixassay.mixers.parts.rotary import rotate
 from mixassay.mixers.parts.short_conv import ShortConv
@@ -115,8 +116,9 @@ class Attention(Mixer):
     def _longer(self, cache: Tensor, new: Tensor) -> Tensor:
         """[B, T, H, K] -> [B, T + N, H, K]. Where all tokens are kept, it is in the dtype that they come in: under
         autocast half of float32's bytes, for the same numbers. A window is as wide as any state of constant size."""
-        first = self.window is None and not cache.shape[1]
-        return torch.cat([new] if first else [cache, new], dim=1)
+        if self.window is not None:
+            return torch.cat([cache, new], dim=1)
+        return longer(cache, new) if cache.shape[1] else new
 
     def _state(self, batch: int, kept: int) -> dict[str, Tensor]:
         like = self.out.weight

@@ -1,9 +1,9 @@
 """What one more token costs: milliseconds and state of each mixer after T tokens.
 
-Timed is the mixer's own `step`, whatever it does (attention's copies its cache to lengthen it), as a caller waits for
-it: with its launches, and on CUDA once more as a graph, which has one. The state after T tokens is not reached by T
-steps but made: what grows with the tokens (seen by comparing two steps) is drawn at length T, counters are set to T,
-all else is kept. First `step` is held to `forward` on a few tokens.
+Timed is the mixer's own `step`, each going on from the state that the one before left (after 64 from the first again),
+as a caller waits for it: with its launches, and on CUDA once more as a graph, which has one and writes the same token
+again. The state after T tokens is not reached by T steps but made: what grows with the tokens (seen by comparing two
+steps) is drawn at length T, counters are set to T, all else is kept. First `step` is held to `forward` on a few tokens.
 """
 
 import inspect
@@ -24,6 +24,7 @@ from mixassay.runners.timing import Clock, Failure, attempt, summary
 LIMIT = 1e-4
 """The largest |step - forward| / |forward| that passes, in float32."""
 CHECKED = 37  # tokens
+TOKENS = 64  # that are written before it begins anew behind T
 HEAD_DIM = 64
 
 
@@ -102,18 +103,21 @@ def step_error(model: Mixer) -> float:
 
 
 def measure(model: Mixer, T: int, setting: Setting, clock: Clock) -> Record:
-    state = state_after(model, T, setting.batch)
+    start = state = state_after(model, T, setting.batch)
     (x,) = tokens(model, setting.batch, 1).unbind(1)
+    kept, taken = nbytes(start) // setting.batch, 0
 
     def run() -> Any:
-        return model.step(x, state)
+        nonlocal state, taken
+        taken += 1
+        y, state = model.step(x, state if taken % TOKENS else start)
+        return y, state
 
     runs = {"eager": run}
     captured = attempt(lambda: graphed(run)) if setting.device.type == "cuda" else Failure("unsupported", "no CUDA")
     if not isinstance(captured, Failure):
         runs["cuda_graph"] = captured
     times = clock.compare(runs)
-    kept = nbytes(state) // setting.batch
     sparse = type(model).live_state_bytes is not Mixer.live_state_bytes  # else all is live, and counting takes T steps
     found: Record = {
         "state_bytes": kept,

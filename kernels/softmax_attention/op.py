@@ -2,7 +2,9 @@
 
 import math
 
+import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from mixassay.kernels import resolve
 from mixassay.kernels.common.precision import accumulator, no_autocast
@@ -83,6 +85,13 @@ def softmax_attention_step(q: Tensor, k: Tensor, v: Tensor, *, scale: float | No
     axes.check("v", v, "BTGV")
     axes.check_groups("k", "q")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    alike = q.dtype == k.dtype == v.dtype in (torch.bfloat16, torch.float16)
+    if alike and not torch._C._are_functorch_transforms_active():
+        # Widened, as below, the whole cache would be copied for every token.
+        o = scaled_dot_product_attention(
+            q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), scale=scale, enable_gqa=k.shape[2] != q.shape[1]
+        )
+        return o.squeeze(2)
     dtype = accumulator(q, k, v)
     with no_autocast(q):
         query = (scale * q.to(dtype)).reshape(q.shape[0], k.shape[2], -1, q.shape[-1])  # [B, G, H/G, K]

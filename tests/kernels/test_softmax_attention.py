@@ -61,6 +61,17 @@ def test_steps_are_the_whole(window):
         assert error(softmax_attention_step(q[:, t], k[:, kept], v[:, kept]), whole[:, t]) <= TOL
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("G", "V"), [(4, 8), (2, 8), (1, 5)])
+def test_steps_on_a_narrow_cache_are_as_near_as_its_numbers(dtype, G, V):
+    """Against float64 on the same numbers: of the output's own rounding, half a unit in the last place, two at most."""
+    q, k, v = (t.detach() for t in draw(T=33, G=G, V=V, dtype=dtype))
+    o = softmax_attention_step(q[:, -1], k, v)
+    assert o.dtype == dtype
+    exact = softmax_attention_step(q[:, -1].double(), k.double(), v.double())
+    assert (o.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * v.double().abs().max()
+
+
 @pytest.mark.parametrize("window", [None, 6])
 def test_causal_and_no_further_than_the_window(window):
     given = [t.detach() for t in draw(T=40, dtype=torch.float32)]
