@@ -29,15 +29,20 @@ HEADER = "mixassay"
 """The entry of the file's metadata that holds ours, as JSON."""
 
 
+def place(results: Path, suite: str, key: str) -> Path:
+    return results / suite / ".weights" / f"{key}.safetensors"
+
+
 def save(results: Path, spec: RunSpec, key: str, source: str, tensors: dict[str, Tensor]) -> None:
     """Keep a run's parameters and buffers, by their names in the model; the file is there whole or not at all."""
-    folder = results / spec.suite / ".weights"
+    path = place(results, spec.suite, key)
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     about = {"key": key, "cell": spec.cell, "seed": spec.seed, "config": spec.config(), "source": source}
     if (tokenizer := corpus.tokenizer_file(spec.task)) is not None:
         shutil.copyfile(tokenizer, folder / f"{key}.tokenizer.json")
-    checkpoint.write(folder / f"{key}.safetensors", tensors, {HEADER: json.dumps(about)})
+    checkpoint.write(path, tensors, {HEADER: json.dumps(about)})
 
 
 def load(run: str | Path, results: str | Path = "results", plugin_names: Sequence[str] = ()) -> Model:

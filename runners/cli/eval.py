@@ -2,7 +2,9 @@
 
 import json
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -10,8 +12,13 @@ from rich.console import Console
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners.cli import RESULTS, AsJson, Results, app
+from mixassay.runners.cli.files import load
 from mixassay.runners.cli.report import print_grids
 from mixassay.runners.eval import table
+from mixassay.runners.store import Store
+
+if TYPE_CHECKING:
+    from mixassay.runners.eval.session import Options
 
 
 @app.command("eval")
@@ -20,9 +27,9 @@ def eval_(
         str,
         typer.Option(
             "--model",
-            metavar="run:KEY|hf:PATH",
-            help="A kept run (run.keep_weights), by the start of its key or its file; or a folder of the Hugging Face "
-            "library.",
+            metavar="run:KEY|runs:FILE|hf:PATH",
+            help="A kept run (run.keep_weights), by the start of its key or its file; all that a sweep's table is made "
+            "of, one after another; or a folder of the Hugging Face library.",
         ),
     ],
     suite: Annotated[
@@ -119,12 +126,41 @@ def eval_(
     def tell(text: str) -> None:
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    records: list[RunRecord] = []
     try:
-        records = evaluate(options, tell)
+        for title, one in each(options, tell):
+            if title:
+                tell(title)
+            records += evaluate(one, tell)
     except Refused as problem:
         tell(str(problem))
         raise typer.Exit(4) from None
     show(records, as_json)
+
+
+def each(options: "Options", tell: Callable[[str], None]) -> list[tuple[str, "Options"]]:
+    """Of `runs:FILE` each run that the sweep's table is made of and whose weights are kept, with a title."""
+    kind, _, file = options.model.partition(":")
+    if kind != "runs":
+        return [("", options)]
+    from mixassay.runners import session, weights  # imports torch
+
+    sweep = load(file, None, None, None)
+    shown = session.table(sweep, Store(options.results).read(sweep.name).records, options.results)
+    runs = {record.key: (entry.runs.cell, record) for entry in shown.entries.values() for record in entry.runs.ok}
+    kept = {key for key in runs if weights.place(options.results, sweep.name, key).is_file()}
+    if not kept:
+        said = f"none of the {len(runs)} runs in its table has kept its weights" if runs else "no run of it is stored"
+        raise UserError(f"{file}: {said}; `mixassay run {file} run.keep_weights=true` keeps them")
+    found = []
+    for key, (cell, record) in runs.items():
+        title = f"{cell} seed {record.seed}"
+        if key in kept:
+            plugins = (*options.plugins, *sweep.plugins)
+            found.append((title, replace(options, model=f"run:{key}", plugins=plugins)))
+        else:
+            tell(f"{title}: left out, since its weights are not kept")
+    return found
 
 
 def show(records: list[RunRecord], as_json: bool) -> None:

@@ -1,0 +1,43 @@
+"""`mixassay eval --model runs:FILE`: every run of a sweep's table whose weights are kept, and no other."""
+
+from typing import Any
+
+import pytest
+
+from mixassay.runners.store import Store
+
+SWEEP = """
+version: 1
+name: two
+task: {name: text, files: [text], tokenizer: bytes, seq_len: 32, valid_examples: 1, test_examples: 1}
+model: {n_layers: 1, d_model: 8, block: swiglu}
+train: {loop: lm, steps: 1, batch_size: 2, lr: 0.001}
+sweep: {grid: {mixer: [mamba2, linear_attention]}}
+seeds: [0, 1]
+run: {keep_weights: true}
+"""
+ASKED = ("--suite", "niah", "--tasks", "niah_single_1", "--lengths", "640", "--limit", "1", "--engine", "direct")
+
+
+@pytest.fixture
+def swept(place: Any) -> Any:
+    (place.folder / "text").mkdir()
+    (place.folder / "text/a.txt").write_text("".join(f"Line {n} of {n * n}, the other one.\n" for n in range(200)))
+    place.write(SWEEP, "two.yaml")
+    return place
+
+
+def test_all_kept_runs_of_a_sweep(swept: Any) -> None:
+    none = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
+    assert (none.code, "no run of it is stored; `mixassay run two.yaml run.keep_weights=true`" in none.err) == (2, True)
+    assert swept.run("run", "two.yaml").code == 0
+    (lost,) = [r for r in swept.records("two") if (r.config["mixer"]["name"], r.seed) == ("linear_attention", 1)]
+    (swept.folder / f"results/two/.weights/{lost.key}.safetensors").unlink()
+    said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
+    assert said.code == 0, said.err
+    assert "mixer=linear_attention seed 1: left out, since its weights are not kept" in said.err
+    found = [(r.config["mixer"]["name"], r.seed) for r in Store(swept.folder / "results").read("niah").records]
+    assert sorted(found) == [("linear_attention", 0), ("mamba2", 0), ("mamba2", 1)]
+    assert "niah_single_1" in said.out
+    again = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
+    assert again.err.count("stored before") == 3
