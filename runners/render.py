@@ -166,8 +166,11 @@ def rich(grid: Grid, width: int = 80) -> "Group":
     tables = []
     for columns in _parts(grid, width):
         table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-        for j in columns:
-            table.add_column("\n".join(grid.heads[j]), justify="left" if j < grid.left else "right", no_wrap=True)
+        for j in columns:  # names go over several lines where a number would not fit
+            name = j < grid.left
+            table.add_column(
+                "\n".join(grid.heads[j]), justify="left" if name else "right", no_wrap=not name, overflow="fold"
+            )
         for i in range(len(grid.rows)):
             table.add_row(*(text(i, j) for j in columns))
         tables.append(table)

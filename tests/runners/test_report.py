@@ -149,6 +149,22 @@ def test_the_terminal_shows_all_of_a_table_at_any_width(load, records):
         assert [word for word in words if word not in said] == []
 
 
+def test_the_terminal_folds_names_and_cuts_no_number():
+    """Two columns of names that are wider together than the terminal."""
+    names = ("niah_multikey_1", "log_linear_mamba2 d_state=16 head_dim=32 levels=11 conv=4 and more of it")
+    cells = (*map(render.Cell, names), render.Cell("100.0 (se 12.5)", small=("n=3x50",)))
+    grid = render.Grid("t", (("task",), ("model",), ("1,024",)), (cells,), 2, frozenset(), (), ())
+    for width in (120, 80, 60):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(render.rich(grid, width))
+        said = console.export_text()
+        assert max(len(line.rstrip()) for line in said.splitlines()) <= width
+        assert "…" not in said
+        assert "100.0 (se 12.5)" in said
+        assert "n=3x50" in said
+        assert all(word in said for word in (*names[1].split(), "1,024"))
+
+
 def test_what_is_missing_or_failed_is_counted_where_the_number_stands(load, record_of):
     sweep = load()
     first, second, third = (sweep.reported(cell) for cell in sweep.cells())
