@@ -78,7 +78,8 @@ class Display:
         error = record.error.model_dump() if record.error else None
         self._emit("run", **what, metrics=record.metrics, seconds=record.time.seconds, error=error)
         if record.status == "diverged":
-            self._say(f"[yellow]diverged[/]: {place(record)}: {escape(record.error.message if record.error else '')}")
+            said = f"{place(record)}: {record.error.message if record.error else ''}"
+            self._say(f"[yellow]diverged[/]: {escape(said)}")
 
     def _on_failed(self, event: Event) -> None:
         text = f"{event['job'].title}: {event['error']}"

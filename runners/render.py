@@ -168,9 +168,8 @@ def rich(grid: Grid, width: int = 80) -> "Group":
         table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
         for j in columns:  # names go over several lines where a number would not fit
             name = j < grid.left
-            table.add_column(
-                "\n".join(grid.heads[j]), justify="left" if name else "right", no_wrap=not name, overflow="fold"
-            )
+            head = Text("\n".join(grid.heads[j]))  # no markup: "samples=[recall]" is a head, too
+            table.add_column(head, justify="left" if name else "right", no_wrap=not name, overflow="fold")
         for i in range(len(grid.rows)):
             table.add_row(*(text(i, j) for j in columns))
         tables.append(table)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mixassay import plugins
@@ -36,7 +37,7 @@ def list_(
     heads = ("name", "about", "file") if console.width >= 120 else ("name", "about")
     table = Table(*heads, box=None, pad_edge=False)
     for name, about, file in rows:
-        table.add_row(*(name, about, shown(file))[: len(heads)])
+        table.add_row(*map(escape, (name, about, shown(file))[: len(heads)]))
     console.print(table)
 
 
@@ -132,8 +133,8 @@ def doctor(results: Results = RESULTS, as_json: AsJson = False) -> None:
         table = Table(box=None, pad_edge=False, show_header=False)
         for finding in findings:
             style = {"ok": "green", "note": "yellow", "wrong": "red"}[finding.state]
-            table.add_row(f"[{style}]{finding.state}[/]", finding.what, finding.found)
+            table.add_row(f"[{style}]{finding.state}[/]", escape(finding.what), escape(finding.found))
             if finding.mend:
-                table.add_row("", "", f"[bold]-> {finding.mend}[/]")
+                table.add_row("", "", f"[bold]-> {escape(finding.mend)}[/]")
         Console().print(table)
     raise typer.Exit(1 if any(finding.state == "wrong" for finding in findings) else 0)

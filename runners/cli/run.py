@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mixassay.errors import UserError
@@ -109,7 +110,7 @@ def print_plan(session: Session, console: Console) -> None:
     for name, spec, n in session.plan.summary():
         ms, cost = session.costs.known(spec), session.costs.seconds(spec, n * steps_of(spec))
         timed = (f"{ms:.1f}", clock(cost)) if ms is not None and cost is not None else ("?", "?")
-        shown.add_row(name, str(n), str(steps_of(spec)), *timed)
+        shown.add_row(escape(name), str(n), str(steps_of(spec)), *timed)
         total, runs, guessed = total + (cost or 0.0), runs + n, guessed or ms is None
     cells, slots = session.plan.cells.values(), session.settings.slots
     done = sum(session.plan.finished(state) for state in cells)
