@@ -12,6 +12,8 @@ from mixassay.runners.marks import Figure, Heatmap, Panel, Series
 
 LETTER = 6.8
 """Width of a letter of tick labels."""
+BOLD = 7.6
+"""Of titles."""
 
 SYMBOLS = {
     "circle": '<circle cx="0" cy="0" r="4.5"/>',
@@ -78,6 +80,7 @@ class Drawing:
     def svg(self) -> str:
         panel = self.panel
         width, height = self.left + self.width + self.right, self.top + self.height + self.bottom
+        width = max(width, self.left + BOLD * len(panel.title))
         body = [*self.frame(), *self.front(), *(self.series(series) for series in panel.series)]
         return svg(width, height, panel.title or panel.x.label, body)
 
@@ -100,7 +103,7 @@ class Drawing:
             turned = f'transform="rotate(-90 11 {middle:.1f})"'
             yield f'<text x="11" y="{middle:.1f}" text-anchor="middle" {turned}>{escape(panel.y.label)}</text>'
         if panel.title:
-            yield label(self.left + self.width / 2, 14, panel.title, more='class="title"')
+            yield title(self.left, self.width, panel.title)
 
     def front(self) -> Iterator[str]:
         if self.panel.front:
@@ -152,7 +155,7 @@ def heatmap(panel: Heatmap, cells: Mapping[str, int]) -> str:
     names = [str(value) for value in panel.rows]
     left, top, wide, high = 24 + LETTER * max(map(len, names)), 24, 52, 36
     body = [
-        label(left + wide * len(panel.columns) / 2, 14, panel.title, more='class="title"'),
+        title(left, wide * len(panel.columns), panel.title),
         *(label(left - 6, top + high * (n + 0.5) + 4, name, "end") for n, name in enumerate(names)),
     ]
     foot = top + high * len(names)
@@ -173,12 +176,20 @@ def heatmap(panel: Heatmap, cells: Mapping[str, int]) -> str:
     middle = top + high * len(names) / 2
     turned = f'transform="rotate(-90 11 {middle:.1f})"'
     body.append(f'<text x="11" y="{middle:.1f}" text-anchor="middle" {turned}>{escape(panel.y)}</text>')
-    return svg(left + wide * len(panel.columns) + 14, foot + 38, panel.title, body)
+    width = left + max(wide * len(panel.columns) + 14, BOLD * len(panel.title))
+    return svg(width, foot + 38, panel.title, body)
 
 
 def svg(width: float, height: float, name: str, body: Iterable[str]) -> str:
     shape = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     return f'<svg {shape} role="img" aria-label="{escape(name)}">{"".join(body)}</svg>'
+
+
+def title(left: float, width: float, text: str) -> str:
+    """Over the middle of a panel, or where it is wider than that from its left on."""
+    if BOLD * len(text) > width:
+        return label(left, 14, text, "start", 'class="title"')
+    return label(left + width / 2, 14, text, more='class="title"')
 
 
 def label(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
