@@ -108,7 +108,7 @@ def test_errors(kw, says):
 def test_a_cache_of_half_the_bytes_gives_the_same_numbers(kw, dtype):
     """Behind any number of tokens those of a float32 cache, as it is without autocast: to the bit where many tokens are
     read; a step on a narrow cache rounds its weights to the cache's dtype too."""
-    near = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+    eps = torch.finfo(dtype).eps
     m = build(**kw).float()
     x, steps = torch.randn(B, T, D), torch.randn(B, 5, D)
     with torch.autocast("cpu", dtype):
@@ -121,7 +121,7 @@ def test_a_cache_of_half_the_bytes_gives_the_same_numbers(kw, dtype):
         for token in steps.unbind(1):
             (y, narrow), (expected, wide) = m.step(token, narrow), m.step(token, wide)
             assert y.dtype == expected.dtype
-            torch.testing.assert_close(y, expected, **near)
+            torch.testing.assert_close(y, expected, rtol=4 * eps, atol=2 * eps)
     for name in ("k", "v"):
         assert (narrow[name].dtype, wide[name].dtype) == (dtype, torch.float32)
         assert torch.equal(narrow[name].float(), wide[name])

@@ -51,6 +51,7 @@ def test_some_rows_of_a_cache_go_on_by_themselves():
 def test_gradients_vmap_and_mixed_dtypes_get_a_copy():
     cache = drawn(3).requires_grad_()
     longer(longer(cache, drawn(1, 1)), drawn(1, 2)).sum().backward()
+    assert cache.grad is not None
     assert torch.equal(cache.grad, torch.ones_like(cache))
     a, b = drawn(8)[:, :, None], drawn(8, 1)[:, :, None]  # two members of eight rows of one token
     with torch.no_grad():
