@@ -248,7 +248,8 @@ class Worker:
     def keep(self, spec: RunSpec, tensors: "dict[str, Tensor]") -> None:
         from mixassay.runners import weights
 
-        weights.save(self.store.root, spec, self.recorder.key(spec), self.recorder.source(spec), tensors)
+        if spec.role == "report":  # tuning runs have told what they are for
+            weights.save(self.store.root, spec, self.recorder.key(spec), self.recorder.source(spec), tensors)
 
     def tell(self, task: Task, record: RunRecord) -> None:
         task.done.add(record.key)

@@ -53,7 +53,7 @@ class Run(Spec):
     timeout: Seconds | None = None  # of one stack
     hang: Seconds = 1800.0  # without a step: its worker is replaced
     retries: Count = 1  # of a stack whose worker died
-    keep_weights: bool = False  # of every run, for mixassay.load
+    keep_weights: bool = False  # of every run of the table, for mixassay.load
     ranks: Positive = 1  # GPUs (or processes on a CPU) that train one language model together
     micro_batch: Auto = "auto"  # rows of a language model at a time on each of them
     compile: bool = False  # blocks of language models by torch.compile

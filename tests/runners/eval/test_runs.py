@@ -27,6 +27,18 @@ def swept(place: Any) -> Any:
     return place
 
 
+def test_tuning_runs_keep_no_weights(swept: Any) -> None:
+    few = ("seeds=[0]", "sweep.grid.mixer=[linear_attention]")
+    said = swept.run(
+        "run", "two.yaml", *few, "sweep.select={axes: {train.lr: [1e-3, 1e-2]}, by: valid/loss, seeds: [9]}"
+    )
+    assert said.code == 0, said.err
+    records = swept.records("two")
+    assert sorted(r.role for r in records) == ["report", "tune", "tune"]
+    kept = [path.stem for path in (swept.folder / "results/two/.weights").glob("*.safetensors")]
+    assert kept == [r.key for r in records if r.role == "report"]
+
+
 def test_all_kept_runs_of_a_sweep(swept: Any) -> None:
     none = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
     assert (none.code, "no run of it is stored; `mixassay run two.yaml run.keep_weights=true`" in none.err) == (2, True)
