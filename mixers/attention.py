@@ -118,7 +118,7 @@ class Attention(Mixer):
         autocast half of float32's bytes, for the same numbers. A window is as wide as any state of constant size."""
         if self.window is not None:
             return torch.cat([cache, new], dim=1)
-        return longer(cache, new) if cache.shape[1] else new
+        return longer(cache if cache.shape[1] else new[:, :0], new)
 
     def _state(self, batch: int, kept: int) -> dict[str, Tensor]:
         like = self.out.weight

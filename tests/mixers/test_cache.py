@@ -68,6 +68,13 @@ def test_what_was_made_in_inference_mode_goes_on_outside():
         assert torch.equal(longer(cache, drawn(1, 2)), torch.cat([drawn(3), drawn(1, 1), drawn(1, 2)], dim=1))
 
 
+def test_a_cache_does_not_keep_the_projections_that_it_came_from():
+    m, x = Attention(16).requires_grad_(False), torch.randn(2, 300, 16)
+    _, state = m.prefill(x, m.init_state(2))
+    held = {name: state[name].untyped_storage().nbytes() // (2 * 16 * 4) for name in ("k", "v")}
+    assert all(300 <= tokens <= 300 + SPARE for tokens in held.values()), held
+
+
 @pytest.mark.parametrize("kw", [{}, {"heads": 2, "rope": True, "conv": 4}, {"window": 5}])
 def test_attention_steps_as_it_reads_whole_rows(kw):
     torch.manual_seed(0)
