@@ -33,7 +33,7 @@ from mixassay.runners.bench_report import stacks_of
 from mixassay.runners.graph import WARM
 from mixassay.runners.stack import gradients
 from mixassay.runners.timing import Failure, attempt, summary
-from mixassay.runners.training import Training
+from mixassay.runners.training import LOOK_EVERY, Training
 from mixassay.spec import RunSpec
 from mixassay.tasks import IGNORE
 
@@ -53,7 +53,7 @@ class Setting:
     vocab_size: int = 8192
     precision: str = "bf16"
     baseline: bool = True
-    budget: float = 0.15  # seconds for each time
+    budget: float = 0.4  # seconds for a row of steps
 
 
 QUICK: dict[str, Any] = {"widths": (16,), "pairs": (4,), "stacks": (1, 2), "T": 32, "batch": 4, "budget": 0.01}
@@ -229,10 +229,11 @@ def arguments(name: str, d_model: int, T: int) -> dict[str, Any]:
 
 
 def timed(step: Callable[[], None], setting: Setting) -> list[float]:
-    """Milliseconds of a step, several times: of a few steps in a row, as a sweep takes them, shared equally."""
+    """Milliseconds of a step, several times: of steps in a row, as a sweep takes them, shared equally. A row is as long
+    as the budget allows, and at most what a sweep takes without waiting, so that a wait's share is what it is there."""
     (one,) = spans(step, setting, 1, 1)
-    row = max(1, min(20, round(1e3 * setting.budget / 5 / max(one, 1e-3))))
-    return spans(step, setting, row, 5 if one < 1e3 * setting.budget else 2)
+    row = max(1, min(LOOK_EVERY, round(1e3 * setting.budget / max(one, 1e-3))))
+    return spans(step, setting, row, 3 if one < 1e3 * setting.budget else 2)
 
 
 def spans(step: Callable[[], None], setting: Setting, row: int, times: int) -> list[float]:

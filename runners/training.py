@@ -205,7 +205,7 @@ class Training:
                 seconds=self.members[i].seconds,
                 ms_per_step=1000 * self.members[i].training_seconds / self.step,
                 stack=len(self.specs),
-                error={"type": "diverged", "message": f"{end.reason} at step {end.step}"} if end.broken else None,
+                error=self._diverged(end) if end.broken else None,
             )
             for i, end in sorted(ends.items())
         ]
@@ -218,6 +218,13 @@ class Training:
         self.active, self.broke_at, self.loss_sum = self.active[stay], self.broke_at[stay], self.loss_sum[stay]
         self._keep(stay)
         return done
+
+    def _diverged(self, end: End) -> dict[str, str]:
+        half = "; float16 ends at 65,504, train.precision tf32 has as many digits and float32's range"
+        return {
+            "type": "diverged",
+            "message": f"{end.reason} at step {end.step}{half if self.train.precision == 'fp16' else ''}",
+        }
 
     def progress(self) -> dict[str, Any]:
         training = sum(member.training_seconds for member in self.members)

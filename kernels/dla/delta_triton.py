@@ -473,7 +473,10 @@ class _Call(pairs_triton.Call):
         self.beta = beta.to(self.acc).contiguous()
         self.given: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "beta": self.beta, "scale": scale}
         self.given |= {name: getattr(self, name) for name in ("T", "NT", "H", "R", "side", "K", "V")}
-        self.given |= {"BK": tile(self.K), "BV": tile(self.V)} | self.tiles
+        self.given |= {
+            "BK": pairs_triton.columns(self.K, how.C),
+            "BV": pairs_triton.columns(self.V, how.C),
+        } | self.tiles
 
     def launch(self, kernel: Any, part: tuple[int, int], **more: Any) -> None:
         given = self.given | {"first": part[0]} | more

@@ -34,7 +34,6 @@ from mixassay.kernels.common.triton import (
     load_log_decay,
     operands,
     sum_dtype,
-    tile,
     weight,
 )
 from mixassay.kernels.dla import pairs_triton
@@ -457,8 +456,8 @@ class _Call:
             "HEIGHTS": self.heights,
             "K": self.K,
             "V": self.V,
-            "BK": tile(self.K),
-            "BV": tile(self.V),
+            "BK": pairs_triton.columns(self.K, how.C),
+            "BV": pairs_triton.columns(self.V, how.C),
             "SLOTS": SLOTS,
             "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,

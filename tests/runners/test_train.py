@@ -73,6 +73,7 @@ def test_a_diverged_member_is_recorded_and_its_neighbours_do_not_notice(mode, mo
     assert bad.stopped["step"] < 10
     assert bad.error is not None
     assert "not finite" in bad.error["message"]
+    assert "float16" not in bad.error["message"]
     assert outcomes[3e-3].status == "ok"
     assert outcomes[3e-3].curve["train/loss"] == pytest.approx(alone.curve["train/loss"], abs=1e-9)
     assert outcomes[3e-3].metrics == pytest.approx(alone.metrics, abs=1e-9)
@@ -211,6 +212,7 @@ def test_gradients_that_are_finite_at_no_scale_are_a_divergence(monkeypatch):
     assert neighbour.status == "ok"
     assert lost.status == "diverged"
     assert lost.stopped["step"] == 16
+    assert "not finite at step 16; float16 ends at 65,504, train.precision tf32" in lost.error["message"]
 
 
 def test_a_scale_is_doubled_after_calm_steps_and_not_beyond_one():
