@@ -33,12 +33,10 @@ from mixassay.runners.bench_report import stacks_of
 from mixassay.runners.graph import WARM
 from mixassay.runners.stack import gradients
 from mixassay.runners.timing import Failure, attempt, summary
+from mixassay.runners.tolerance import LIMITS
 from mixassay.runners.training import LOOK_EVERY, Training
 from mixassay.spec import RunSpec
 from mixassay.tasks import IGNORE
-
-LIMITS = {"fp32": (1e-4, 1e-3), "tf32": (2e-3, 2e-2), "fp16": (2e-3, 2e-2), "bf16": (2e-2, 1e-1)}
-"""The largest relative differences that pass: of two losses, and of two models' gradients, Euclidean."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def stacked(setting: Setting, name: str, d_model: int, pairs: int, count: int) -
 
 def plain(setting: Setting, name: str, d_model: int, pairs: int) -> Record:
     training = Training(specs(setting, name, d_model, pairs, 1), setting.device.type)
-    tokens, positions, labels = first_rows(training)
+    tokens, positions, labels = training.first_rows()
     dense = torch.full_like(tokens[0], IGNORE).scatter_(1, positions[0], labels[0])
     model = training.stack.models[0].train()
     optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -167,7 +165,7 @@ def normed(x: Tensor, norm: LayerNorm | RMSNorm) -> Tensor:
 def errors(training: Training) -> dict[str, float]:
     """How far loss and gradient of a stack's first batch are from those of the plain model, relative: the worse of the
     first and the last model."""
-    stack, (tokens, positions, labels) = training.stack, first_rows(training)
+    stack, (tokens, positions, labels) = training.stack, training.first_rows()
     losses, grads = stack.loss_and_grad(tokens, positions, labels, None)
     found = {"loss": 0.0, "gradient": 0.0}
     for row in {0, len(stack) - 1}:
@@ -182,13 +180,6 @@ def errors(training: Training) -> dict[str, float]:
             error = float((ours - truth[name]).norm() / truth[name].norm())
             found[name] = max(found[name], error if error < math.inf else math.inf)
     return found
-
-
-def first_rows(training: Training) -> tuple[Tensor, ...]:
-    """tokens [M, B, T], positions and labels [M, B, Q]."""
-    seeds = tuple(spec.seed for spec in training.specs)
-    rows = training.stream.rows(0, seeds, training.device)
-    return tuple(torch.unflatten(x, 0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
 
 
 def specs(setting: Setting, name: str, d_model: int, pairs: int, count: int) -> list[RunSpec]:

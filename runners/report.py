@@ -17,6 +17,7 @@ from mixassay.registry import suggest
 from mixassay.runners import choice_notes, stats
 from mixassay.runners.labels import find, heads, short, spans
 from mixassay.runners.runs import Runs, choose, values
+from mixassay.runners.tolerance import LIMITS
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Sweep
 
@@ -202,6 +203,13 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs], tuning: choice_notes.Tuning
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
 
 
+def _beyond_rounding(record: RunRecord) -> float | None:
+    """How far the first gradient was off (`first_step`), where that is more than rounding."""
+    error = record.metrics.get("train/first_gradient_error")
+    _, limit = LIMITS.get(str(find(record.config, "train.precision")), LIMITS["fp32"])
+    return error if error is not None and error > limit else None
+
+
 def _commit(record: RunRecord) -> str:
     code = record.code
     return (code.commit[:12] if code.commit != "none" else code.version) + ("-dirty" if code.dirty else "")
@@ -215,6 +223,9 @@ def _warnings(all_runs: Sequence[Runs]) -> list[str]:
         solved = all(value in (1.0, None) for metrics in numbers for k, value in metrics.items() if "accuracy" in k)
         if len(numbers) > 1 and all(metrics == numbers[0] for metrics in numbers) and not solved:
             found.append(f"{name}: all {len(numbers)} seeds gave bit-equal numbers; does the seed drive anything?")
+        coarse = max((c for record in runs.ok if (c := _beyond_rounding(record)) is not None), default=None)
+        if coarse is not None:
+            found.append(f"{name}: the first gradient was {coarse:.1%} off float32's, more than its precision explains")
         if runs.aside:
             found.append(f"{name}: {runs.aside} run(s) on another machine, data version or tuning are left out")
     for what, kinds in (

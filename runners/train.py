@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mixassay.runners import checkpoint as disk
+from mixassay.runners import first_step
 from mixassay.runners.outcome import Interrupted, Keep, Outcome
 from mixassay.runners.training import Training
 from mixassay.spec import RunSpec
@@ -28,12 +29,15 @@ def run(
     With `checkpoint` (a folder) the state is kept there every `checkpoint_every` seconds, before outcomes are
     yielded, and when `should_stop()` says so, which raises `Interrupted`. A folder that holds a state of exactly
     these members is continued, outcomes already yielded are yielded again, and it is removed at the end. `emit`
-    gets progress events a few times a second. `keep` gets a member's weights by name, before its outcome is yielded
+    gets progress events a few times a second. On a GPU the first gradient is checked (`first_step`), which may raise
+    `WrongStep`. `keep` gets a member's weights by name, before its outcome is yielded
     and before a checkpoint without it is written.
     """
     training = Training(stack, device, keep)
     if checkpoint is not None:
         training.resume(checkpoint)
+    if training.step == 0 and checked(device):
+        training.first_error = first_step.error(training.stack, *training.first_rows())
     yield from training.finished
     saved = shown = time.monotonic()
     while training.members:
@@ -52,3 +56,8 @@ def run(
             shown = now
     if checkpoint is not None:
         disk.remove(checkpoint)
+
+
+def checked(device: str) -> bool:
+    """Whether a stack's first gradient is compared with float32's: on a CPU it is made by the same operators."""
+    return device != "cpu"

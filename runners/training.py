@@ -99,6 +99,7 @@ class Training:
         self.ahead = Ahead(self._draw, self.stream.steps, device)
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
         self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
+        self.first_error: float | None = None  # of the first gradient, relative, where it was checked
 
     def advance(self) -> None:
         """One step of every member."""
@@ -111,6 +112,12 @@ class Training:
         if self.device != "cpu" and self._due(LOOK_EVERY):
             torch.cuda.synchronize()
         self._charge(time.perf_counter() - start, training=True)
+
+    def first_rows(self) -> tuple[Tensor, ...]:
+        """tokens [M, B, T], positions and labels [M, B, Q] of the first step."""
+        seeds = tuple(spec.seed for spec in self.specs)
+        rows = self.stream.rows(0, seeds, self.device)
+        return tuple(torch.unflatten(x, 0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
 
     def _draw(self, step: int) -> Rows:
         seeds = tuple(member.spec.seed for member in self.members)
@@ -186,7 +193,8 @@ class Training:
         test = dict(zip(well, evaluate(self.stack, self.test or [], "test", well), strict=True))
         seen = dict(zip(well, observe(self.stack, self.valid, "valid", well), strict=True))
         left_out = self.loss_scale.skipped.tolist()
-        skipped = {i: {"train/skipped_steps": float(left_out[i])} if left_out[i] else {} for i in well}
+        noted = {} if self.first_error is None else {"train/first_gradient_error": self.first_error}
+        noted_of = {i: noted | ({"train/skipped_steps": float(left_out[i])} if left_out[i] else {}) for i in well}
         if self.state_bytes is None:
             self.state_bytes = self._state_bytes()
         self._charge(time.perf_counter() - start, training=False)
@@ -194,7 +202,7 @@ class Training:
             Outcome(
                 spec=self.members[i].spec,
                 status="diverged" if end.broken else "ok",
-                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test") | seen[i] | skipped[i],
+                metrics={} if end.broken else means(valid[i], "valid") | means(test[i], "test") | seen[i] | noted_of[i],
                 eval=[] if end.broken else valid[i] + test[i],
                 curve=self.members[i].curve,
                 stopped={"step": end.step, "reason": end.reason},
@@ -242,6 +250,7 @@ class Training:
             "step": self.step,
             "alive": [{k: v for k, v in vars(m).items() if k != "spec"} for m in self.members],
             "loss_steps": self.loss_steps,
+            "first_error": self.first_error,
             "finished": [asdict(o) | {"spec": self.specs.index(o.spec)} for o in self.finished],
         }
         tensors = {
@@ -268,7 +277,7 @@ class Training:
         self.finished = [Outcome(**o | {"spec": self.specs[o["spec"]]}) for o in state["finished"]]
         self.step = state["step"]
         self.count.fill_(self.step)
-        self.loss_steps = state["loss_steps"]
+        self.loss_steps, self.first_error = state["loss_steps"], state.get("first_error")
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
         self.loss_sum, self.active, self.broke_at = tensors["loss_sum"], tensors["active"], tensors["broke_at"]

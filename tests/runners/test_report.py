@@ -258,6 +258,18 @@ def test_seeds_that_drive_nothing_are_told(load, record_of):
     assert "mixer=attention: all 5 seeds gave bit-equal numbers" in warning
 
 
+def test_a_first_gradient_that_rounding_does_not_explain_is_told(load, record_of):
+    sweep = load()
+    found = []
+    for cell, off in zip(sweep.cells(), (9e-4, 0.011, 0.3), strict=True):
+        for i, run in enumerate(sweep.reported(cell)):
+            metrics = {"test/accuracy": i / 10, "train/first_gradient_error": off if i == 3 else 1e-6}
+            found.append(record_of(run, i / 10, metrics=metrics))
+    mamba2, linear = report.build(sweep, found).warnings
+    assert mamba2 == "mixer=mamba2: the first gradient was 1.1% off float32's, more than its precision explains"
+    assert linear.startswith("mixer=linear_attention: the first gradient was 30.0% off")
+
+
 SELECT = "sweep.select={axes: {train.lr: [1e-3, 1e-2]}, seeds: [100, 101]}"
 
 

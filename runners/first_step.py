@@ -1,0 +1,88 @@
+"""Before a stack trains on a GPU: is its first gradient right?
+
+Kernels, half precision, many models side by side: what a compiler or a format gets wrong there looks like a mixer that
+does not learn, or like a number. So the loss and gradient of the rows of the first step are compared once with those of
+the same models in float32 by torch's operators alone, the first and the last of the stack, a few rows at a time.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mixassay.kernels import use_backend
+from mixassay.kernels.common.precision import rounding
+from mixassay.model import Model, labelled_loss
+from mixassay.runners.stack import Stack, gradients
+from mixassay.tasks import IGNORE
+
+FAR = 0.5
+"""A relative difference, Euclidean, that no rounding makes."""
+
+ROWS = 64
+"""Of a batch that are differentiated at a time: torch's forms of some operators hold much for each."""
+
+
+class WrongStep(Exception):
+    """The stack would train on something else than its models' gradient."""
+
+
+def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> float:
+    """tokens [M, B, T], positions and labels [M, B, Q]: how far gradients are from float32's, relative.
+
+    Raises WrongStep where that is beyond rounding, or a loss is.
+    """
+    losses, grads = stack.loss_and_grad(tokens, positions, labels, None)
+    found = 0.0
+    for row in sorted({0, len(stack) - 1}):
+        loss, grad = plain(stack, row, tokens[row], positions[row], labels[row])
+        for name, ours, theirs in (("loss", losses[row], loss), ("gradient", grads[row], grad)):
+            off = float((ours - theirs).norm() / theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny))
+            if not off <= FAR and math.isfinite(float(theirs.norm())):
+                raise WrongStep(_told(name, off, ours, stack.precision))
+        found = max(found, off)
+    return found
+
+
+def plain(stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and gradient [P] of the stack's model `row`, in float32 and by torch alone."""
+    model = _model(stack, row)
+    leaves = list(model.parameters())
+    counts = (labels != IGNORE).sum(-1)
+    loss, grad = labels.new_zeros((), dtype=stack.params.dtype), torch.zeros_like(stack.params[row])
+    with use_backend("torch"), rounding("fp32"):
+        for part in _parts(len(tokens)):
+            share = counts[part].sum() / counts.sum()
+            if share == 0:  # a mean over nothing
+                continue
+            here = model(tokens[part], positions[part], None, labelled_loss(labels[part], IGNORE))
+            loss += share * here.detach()
+            grad += share * gradients(here, leaves, None)
+    return loss, grad
+
+
+def _model(stack: Stack, row: int) -> Model:
+    if stack.mode == "loop":
+        return stack.models[row]
+    model = stack.models[0]  # whose own parameters nothing reads
+    with torch.no_grad():
+        for name, x in stack.weights(row).items():
+            (model.get_parameter(name) if name in stack.names else model.get_buffer(name)).copy_(x)
+    return model
+
+
+def _parts(rows: int) -> Sequence[slice]:
+    return [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
+
+
+def _told(name: str, off: float, ours: Tensor, precision: str) -> str:
+    finite = bool(ours.isfinite().all())
+    what = f"is {off:.0%} off float32's" if finite else "is not finite, float32's is"
+    coarse = (
+        "float16 ends at 65,504" if precision == "fp16" and not finite else f"{precision} is too coarse for this mixer"
+    )
+    return (
+        f"before the first step the {name} {what}. Either {coarse} (train.precision tf32 or fp32), or a kernel is wrong: "
+        "MIXASSAY_BACKEND=torch does without them, and please report it"
+    )

@@ -1,0 +1,115 @@
+"""A stack's first gradient beside float32's by torch alone: equal where all is well, refused where a step is wrong."""
+
+import pytest
+import torch
+
+from mixassay.kernels.linear_attention import registered
+from mixassay.mixers import mixer
+from mixassay.runners import first_step, train, training
+from mixassay.runners.first_step import WrongStep
+from mixassay.runners.stack import Stack
+
+from .test_train import spec
+
+
+def stack_and_rows(monkeypatch, mode="vmap", **settings):
+    monkeypatch.setattr(training, "mode", lambda *size: mode)
+    monkeypatch.setattr(first_step, "ROWS", 3)
+    members = [spec(seed, **{"precision": "fp32", "lr": 3e-3, **settings}) for seed in range(3)]
+    state = training.Training(members, "cpu")
+    return state.stack, state.first_rows()
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ["attention", "gated_deltanet", "dla_mamba2"])
+def test_a_right_step_differs_by_rounding(mode, name, monkeypatch):
+    stack, rows = stack_and_rows(monkeypatch, mode, mixer=name)
+    before = stack.params.clone()
+    assert first_step.error(stack, *rows) < 1e-5
+    assert torch.equal(stack.params, before)
+
+
+def test_half_precision_differs_by_its_digits(monkeypatch):
+    errors = {}
+    for precision in ("fp32", "fp16", "bf16"):
+        errors[precision] = first_step.error(*_flat(stack_and_rows(monkeypatch, precision=precision)))
+    assert errors["fp32"] < 1e-5 < errors["fp16"] < errors["bf16"] < 0.1
+
+
+def _flat(found):
+    stack, rows = found
+    return stack, *rows
+
+
+def broken(monkeypatch, model, change):
+    """What a wrong kernel gives: one model's gradient changed."""
+    right = Stack.loss_and_grad
+
+    def wrong(self, *given):
+        loss, grad = right(self, *given)
+        grad = grad.clone()
+        grad[model] = change(grad[model])
+        return loss, grad
+
+    monkeypatch.setattr(Stack, "loss_and_grad", wrong)
+
+
+@pytest.mark.parametrize("model", [0, 2])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda grad: grad * torch.inf, "the gradient is not finite, float32's is. Either fp32 is too coarse"),
+        (lambda grad: -grad, "the gradient is 200% off float32's"),
+    ],
+)
+def test_a_wrong_one_is_refused(model, change, message, monkeypatch):
+    stack, rows = stack_and_rows(monkeypatch)
+    broken(monkeypatch, model, change)
+    with pytest.raises(WrongStep, match=message):
+        first_step.error(stack, *rows)
+
+
+def test_a_format_that_overflows_is_told_from_a_kernel(monkeypatch):
+    stack, rows = stack_and_rows(monkeypatch, precision="fp16")
+    broken(monkeypatch, 0, lambda grad: grad + torch.nan)
+    with pytest.raises(WrongStep, match="float16 ends at 65,504 .train.precision tf32"):
+        first_step.error(stack, *rows)
+
+
+def test_models_that_are_not_finite_themselves_are_left_to_training(monkeypatch):
+    stack, rows = stack_and_rows(monkeypatch)
+    stack.params.fill_(torch.nan)
+    first_step.error(stack, *rows)
+
+
+def test_the_plain_model_uses_no_kernel(monkeypatch):
+    """Not even where the variable asks for them: else it would compare them with themselves."""
+
+    def refuse(*given, **more):
+        raise AssertionError("a kernel was called")
+
+    monkeypatch.setattr(registered, "linear_attention", refuse)
+    stack, (tokens, positions, labels) = stack_and_rows(monkeypatch, mixer="linear_attention")
+    monkeypatch.setenv("MIXASSAY_BACKEND", "triton")
+    first_step.plain(stack, 0, tokens[0], positions[0], labels[0])
+
+
+def test_runs_keep_what_was_found_and_a_continued_one_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "checked", lambda device: True)
+    calls = iter(range(1000))
+    with pytest.raises(train.Interrupted):
+        list(train.run([spec(0)], checkpoint=tmp_path, should_stop=lambda: next(calls) == 3))
+    monkeypatch.setattr(train, "checked", lambda device: pytest.fail("the first step is long past"))
+    (outcome,) = train.run([spec(0)], checkpoint=tmp_path)
+    assert 0 <= outcome.metrics["train/first_gradient_error"] < 1e-9
+
+
+def test_nothing_is_checked_on_a_cpu():
+    (outcome,) = train.run([spec(0)])
+    assert "train/first_gradient_error" not in outcome.metrics
+
+
+@pytest.mark.parametrize("name", mixer.names())
+def test_every_mixer_can_be_checked(name, monkeypatch):
+    stack, rows = stack_and_rows(monkeypatch, mixer=name)
+    assert first_step.error(stack, *rows) < 1e-3
