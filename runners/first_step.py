@@ -48,7 +48,7 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
 def plain(stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and gradient [P] of the stack's model `row`, in float32 and by torch alone."""
     model = _model(stack, row)
-    leaves = list(model.parameters())
+    leaves: list[Tensor] = list(model.parameters())
     counts = (labels != IGNORE).sum(-1)
     loss, grad = labels.new_zeros((), dtype=stack.params.dtype), torch.zeros_like(stack.params[row])
     with use_backend("torch"), rounding("fp32"):
@@ -79,10 +79,10 @@ def _parts(rows: int) -> Sequence[slice]:
 def _told(name: str, off: float, ours: Tensor, precision: str) -> str:
     finite = bool(ours.isfinite().all())
     what = f"is {off:.0%} off float32's" if finite else "is not finite, float32's is"
-    coarse = (
-        "float16 ends at 65,504" if precision == "fp16" and not finite else f"{precision} is too coarse for this mixer"
-    )
+    coarse = f"{precision} is too coarse for this mixer"
+    if precision == "fp16" and not finite:
+        coarse = "float16 ends at 65,504"
     return (
-        f"before the first step the {name} {what}. Either {coarse} (train.precision tf32 or fp32), or a kernel is wrong: "
-        "MIXASSAY_BACKEND=torch does without them, and please report it"
+        f"before the first step the {name} {what}. Either {coarse} (train.precision tf32 or fp32), "
+        "or a kernel is wrong: MIXASSAY_BACKEND=torch does without them, and please report it"
     )

@@ -150,13 +150,14 @@ def train(
     """
     from mixassay.mixers import mixer as registry
     from mixassay.runners import bench_train
+    from mixassay.runners.tolerance import LIMITS
 
     where = device_of(device)
     names = [one_of("--mixer", name, registry.names()) for name in mixer.split(",")] if mixer else registry.names()
     chosen: dict[str, Any] = dict(bench_train.QUICK) if quick else {}
     chosen |= {"device": where, "mixers": tuple(names), "baseline": baseline}
     name = precision or ("bf16" if where.type == "cuda" else "fp32")
-    chosen["precision"] = one_of("--precision", name, list(bench_train.LIMITS))
+    chosen["precision"] = one_of("--precision", name, list(LIMITS))
     given = {"widths": ("--d-model", d_model), "pairs": ("--pairs", pairs), "stacks": ("--stack", stack)}
     chosen |= {key: numbers(option, text) for key, (option, text) in given.items() if text is not None}
     finish(

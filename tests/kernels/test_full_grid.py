@@ -31,7 +31,7 @@ LEVELS, SLOTS = (T - 1).bit_length() + 1, 5
 Inputs = dict[str, Any]
 
 
-def _dla(backend: str, q: Tensor, k: Tensor, v: Tensor, found: Any, **more: Tensor) -> Tensor:
+def _dla(backend: str, q: Tensor, k: Tensor, v: Tensor, found: Any, **more: Any) -> Tensor:
     return dla(q, k, v, schedule=found, scale=0.25, backend=backend, **more)
 
 

@@ -72,7 +72,7 @@ def test_a_wrong_one_is_refused(model, change, message, monkeypatch):
 def test_a_format_that_overflows_is_told_from_a_kernel(monkeypatch):
     stack, rows = stack_and_rows(monkeypatch, precision="fp16")
     broken(monkeypatch, 0, lambda grad: grad + torch.nan)
-    with pytest.raises(WrongStep, match="float16 ends at 65,504 .train.precision tf32"):
+    with pytest.raises(WrongStep, match=r"float16 ends at 65,504 \(train.precision tf32"):
         first_step.error(stack, *rows)
 
 

@@ -212,6 +212,7 @@ def test_gradients_that_are_finite_at_no_scale_are_a_divergence(monkeypatch):
     assert neighbour.status == "ok"
     assert lost.status == "diverged"
     assert lost.stopped["step"] == 16
+    assert lost.error is not None
     assert "not finite at step 16; float16 ends at 65,504, train.precision tf32" in lost.error["message"]
 
 
