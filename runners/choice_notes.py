@@ -85,6 +85,17 @@ def _by_setting(records: Sequence[RunRecord], metric: str) -> dict[str, list[flo
     return {setting: values for setting, values in found.items() if setting not in lost}
 
 
+def none_ended(all_runs: Sequence[Runs], tuning: Tuning) -> Iterator[str]:
+    """Cells whose setting is no choice, since no tuning run with any of them ended well."""
+    names = [
+        str(runs.cell)
+        for runs in all_runs
+        if (tried := tuning.get(runs.cell.cell)) and all(r.status != "ok" for r in tried)
+    ]
+    if names:
+        yield f"no setting was chosen, since tuning runs diverged with all of them: {'; '.join(names)}"
+
+
 def by_fewer(sweep: Sweep, all_runs: Sequence[Runs], tuning: Tuning) -> Iterator[str]:
     """Cells whose choice is older than the file's list of tuning seeds."""
     if sweep.select is None:

@@ -67,7 +67,8 @@ class Choices:
             raise UserError(
                 f"{self.path}: entry {asked.cell} is not complete; delete it to tune the cell again"
             ) from None
-        if not same or (source != asked.source and not self._is_committed(asked.cell)):
+        ended = any(candidate.get("n") != 0 for candidate in entry["candidates"])  # else nothing was found out
+        if not same or (source != asked.source and not (ended and self._is_committed(asked.cell))):
             return None
         if choice not in known:
             raise UserError(f"{self.path}: choice {choice} of cell {asked.cell} is none of its candidates {known}")

@@ -131,6 +131,7 @@ def build(
             *_warnings(all_runs),
             *choice_notes.other_grids(all_runs, tuning),
             *choice_notes.by_fewer(sweep, all_runs, tuning),
+            *choice_notes.none_ended(all_runs, tuning),
             *choice_notes.not_chosen(all_runs, chosen),
         ),
     )

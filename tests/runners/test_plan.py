@@ -297,6 +297,21 @@ class TestSelect:
         plan = Plan(sweep, Keys("s2"), [], Choices(choices.path))
         assert plan.cells[cell].reported[0].train.lr == 1e-2
 
+    def test_new_code_tunes_again_where_all_runs_had_diverged(
+        self, load: Any, choices: Choices, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys, sweep = Keys(), load(SELECT)
+        plan = Plan(sweep, keys, [], choices)
+        job = plan.take()
+        assert job is not None
+        for spec in job.specs:
+            plan.learn(make_record(key=keys.key(spec), status="diverged", tuned=spec.tuned, metrics={}))
+        plan.close(job)
+        monkeypatch.setattr(Choices, "_is_committed", lambda self, cell: True)
+        cell = job.specs[0].cell
+        assert Plan(sweep, keys, [], Choices(choices.path)).cells[cell].reported, "the same code would diverge again"
+        assert not Plan(sweep, Keys("s2"), [], Choices(choices.path)).cells[cell].reported
+
     def test_other_candidates_or_seeds_tune_again(self, load: Any, choices: Choices, make_record: MakeRecord) -> None:
         keys = Keys()
         self.tune(Plan(load(SELECT), keys, [], choices), make_record, 1e-2, keys)

@@ -295,6 +295,17 @@ def test_tuned_values_the_rule_and_unequal_grids_are_told(load, record_of):
     assert "mixer=mamba2: 1" in warning
 
 
+def test_a_setting_that_nothing_chose_is_told(load, record_of):
+    sweep = load(SELECT)
+    found = []
+    for cell in sweep.cells():
+        found += [record_of(run, 0.3 + run.seed / 100) for run in sweep.reported(cell, {"train.lr": 0.01})]
+        lost = "mamba2" in str(cell)
+        found += [record_of(run, 0.2, status="diverged" if lost else "ok") for run in sweep.tuning(cell)]
+    (warning,) = report.build(sweep, found).warnings
+    assert warning == "no setting was chosen, since tuning runs diverged with all of them: mixer=mamba2"
+
+
 def test_a_choice_by_fewer_tuning_seeds_than_the_file_has_now_is_told(load, record_of):
     sweep = load(SELECT)
     one, *_ = sweep.cells()
