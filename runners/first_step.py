@@ -14,6 +14,7 @@ from torch import Tensor
 from mixassay.kernels import use_backend
 from mixassay.kernels.common.precision import rounding
 from mixassay.model import Model, labelled_loss
+from mixassay.runners.loss_scale import LEAST
 from mixassay.runners.stack import Stack, gradients
 from mixassay.tasks import IGNORE
 
@@ -33,7 +34,7 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
 
     Raises WrongStep where that is beyond rounding, or a loss is.
     """
-    losses, grads = stack.loss_and_grad(tokens, positions, labels, None)
+    losses, grads = _ours(stack, tokens, positions, labels)
     found = 0.0
     for row in sorted({0, len(stack) - 1}):
         loss, grad = plain(stack, row, tokens[row], positions[row], labels[row])
@@ -43,6 +44,16 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
                 raise WrongStep(_told(name, off, ours, stack.precision))
         found = max(found, off)
     return found
+
+
+def _ours(stack: Stack, *rows: Tensor) -> tuple[Tensor, Tensor]:
+    """In float16 at the largest scale at which training would find all gradients finite, if there is one."""
+    scales = (1.0, 2.0**-4, 2.0**-8, LEAST) if stack.precision == "fp16" else (1.0,)
+    for scale in scales:
+        losses, grads = stack.loss_and_grad(*rows, None, stack.params.new_full((len(stack),), scale))
+        if grads.isfinite().all():
+            break
+    return losses, grads
 
 
 def plain(stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

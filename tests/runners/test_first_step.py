@@ -76,6 +76,19 @@ def test_a_format_that_overflows_is_told_from_a_kernel(monkeypatch):
         first_step.error(stack, *rows)
 
 
+def test_a_gradient_that_is_finite_at_a_smaller_scale_is_no_fault(monkeypatch):
+    """Training would leave out a few steps and go on."""
+    stack, rows = stack_and_rows(monkeypatch, precision="fp16")
+    right = Stack.loss_and_grad
+
+    def coarse(self, tokens, positions, labels, keep, scale):
+        loss, grad = right(self, tokens, positions, labels, keep, scale)
+        return loss, torch.where(scale.unsqueeze(1) > 2**-7, torch.inf, grad)
+
+    monkeypatch.setattr(Stack, "loss_and_grad", coarse)
+    assert first_step.error(stack, *rows) < 1e-2
+
+
 def test_models_that_are_not_finite_themselves_are_left_to_training(monkeypatch):
     stack, rows = stack_and_rows(monkeypatch)
     stack.params.fill_(torch.nan)
