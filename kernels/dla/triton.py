@@ -61,16 +61,9 @@ from mixassay.kernels.dla.slot_states_triton import (
     state_at,
     tile_of,
 )
-from mixassay.kernels.dla.tree_triton import (
-    TILES,
-    leaf_kernel,
-    node_kernel,
-    span_kernel,
-    tree_key_kernel,
-    tree_output_kernel,
-    tree_query_kernel,
-    up_kernel,
-)
+from mixassay.kernels.dla.tree_keys_triton import node_kernel, span_kernel, tree_key_kernel
+from mixassay.kernels.dla.tree_reads_triton import tree_output_kernel, tree_query_kernel
+from mixassay.kernels.dla.tree_triton import TILES, leaf_kernel, up_kernel
 from mixassay.kernels.dla.weights_triton import (
     inner_starts,
     own_columns,
