@@ -16,8 +16,8 @@ Few heads: a sequence is cut into segments. Then the states at their borders com
 without a result, and a scan. S and P must be done before F, whose addends need kappa and nu. Nothing of size
 tokens x K x V reaches memory.
 
-The decays' gradients are those of the terms, with u as in linear_attention/triton.py: its parts come from the walks
-that read a state and from those that write it.
+The decays' gradients are those of the terms, with u as in linear_attention/segments_triton.py: its parts come from the
+walks that read a state and from those that write it.
 
 A product is never transposed after it was computed: where a transposed one is needed, its operands are swapped.
 """
@@ -30,7 +30,8 @@ from torch import Tensor
 
 from mixassay.kernels.common.triton import Cut, operands, sum_dtype
 from mixassay.kernels.hla.walk_triton import walk_kernel
-from mixassay.kernels.linear_attention.triton import LONGEST, block, decay_kernel, scan_kernel
+from mixassay.kernels.linear_attention.segments_triton import LONGEST, decay_kernel, scan_kernel
+from mixassay.kernels.linear_attention.triton import block
 
 
 class Launch(NamedTuple):

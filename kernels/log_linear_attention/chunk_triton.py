@@ -7,9 +7,10 @@ With the names of triton.py, dS being the gradient of the chunk's own state:
     dK = dA^T Q + e^{G_C - G} V dS^T   dV = A^T dO + e^{G_C - G} K dS
     dlambda = row sums over each level of s (Q K^T) . (dO V^T) . Gam, and of w_m Q . (dO S_m^T)
 
-The decay's gradient is that of linear_attention/triton.py: at token t, the pairs across t, from those across an earlier
-border less the sum over the tokens between of u = (a token's pairs with earlier ones) - (its pairs with later ones).
-The two sides of u come from differently rounded states, so such sums drift: they start anew at every eighth chunk.
+The decay's gradient is that of linear_attention/segments_triton.py: at token t, the pairs across t, from those across
+an earlier border less the sum over the tokens between of u = (a token's pairs with earlier ones) - (its pairs with
+later ones). The two sides of u come from differently rounded states, so such sums drift: they start anew at every
+eighth chunk.
 """
 
 import triton
