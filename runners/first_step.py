@@ -48,13 +48,15 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
 
 def _ours(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """In float16 at the largest scale at which training would find all gradients finite, if there is one."""
-    scales = (1.0, 2.0**-4, 2.0**-8, LEAST) if stack.precision == "fp16" else (1.0,)
-    for scale in scales:
-        losses, grads = stack.loss_and_grad(
-            tokens, positions, labels, None, stack.params.new_full((len(stack),), scale)
-        )
+
+    def at(scale: float) -> tuple[Tensor, Tensor]:
+        return stack.loss_and_grad(tokens, positions, labels, None, stack.params.new_full((len(stack),), scale))
+
+    losses, grads = at(1.0)
+    for scale in (2.0**-4, 2.0**-8, LEAST) if stack.precision == "fp16" else ():
         if grads.isfinite().all():
             break
+        losses, grads = at(scale)
     return losses, grads
 
 
