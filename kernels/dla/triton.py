@@ -1,4 +1,4 @@
-"""Dynamic linear attention on bases with a scalar decay, in Triton: long sequences, forward and backward.
+"""Long sequences of dynamic linear attention on bases with a scalar decay, in Triton: plan and launches.
 
 Tokens are cut into tiles of C. With s the scale, G the inclusive cumulative log decay, D[t, j] = e^{G_t - G_j} for
 j <= t (else 0), M[t, j] = rank_scale[t, rank of j at t] the mask and F = s (Q K^T) . (dO V^T) . D:
@@ -13,8 +13,8 @@ Up to 1024 tokens all pairs of tiles are computed (`pairs_triton.py`). Beyond, t
 reads each slot that its first token finds before it as one state, wherever in a tile the slot begins: most are what the
 tile before found too (`slot_states_triton.py`). Slots that meet within the tile are two states with one weight. Who
 reads a state is one run of tiles, and its gradient one sum over them (`slot_reads_triton.py`). A head with so many
-boundaries that there is no room for its states takes a tree instead (`tree_triton.py`). Here are the pairs of a tile
-with itself, and the order of all.
+boundaries that there is no room for its states takes a tree instead (`tree_triton.py`). The pairs of a tile with
+itself are in `own_pairs_triton.py`; here is the order of all.
 
 The two sides of u are sums over differently made states, and cancel: where u is wanted, products with states are of two
 bfloat16 parts, high and low, so that both sides hold the same numbers.
@@ -29,270 +29,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixassay.kernels.common.triton import (
-    half,
-    load_log_decay,
-    operands,
-    sum_dtype,
-    weight,
-)
+from mixassay.kernels.common.triton import half, operands, sum_dtype
 from mixassay.kernels.dla import pairs_triton
-from mixassay.kernels.dla.heads_triton import load_heads, store_heads
 from mixassay.kernels.dla.mask_triton import sums
-from mixassay.kernels.dla.slot_reads_triton import (
-    pull_kernel,
-    push_kernel,
-    rank_kernel,
-    read_kernel,
-    weight_kernel,
-)
-from mixassay.kernels.dla.slot_states_triton import (
-    BEGIN,
-    END,
-    FIRST,
-    STOP,
-    dot,
-    end_kernel,
-    field,
-    find,
-    fits,
-    join_kernel,
-    own_kernel,
-    state_at,
-    tile_of,
-)
+from mixassay.kernels.dla.own_pairs_triton import decay_kernel, key_kernel, output_kernel, query_kernel
+from mixassay.kernels.dla.slot_reads_triton import pull_kernel, push_kernel, rank_kernel, read_kernel, weight_kernel
+from mixassay.kernels.dla.slot_states_triton import FIRST, STOP, end_kernel, find, join_kernel, own_kernel
 from mixassay.kernels.dla.tree_keys_triton import node_kernel, span_kernel, tree_key_kernel
 from mixassay.kernels.dla.tree_reads_triton import tree_output_kernel, tree_query_kernel
 from mixassay.kernels.dla.tree_triton import TILES, leaf_kernel, up_kernel
-from mixassay.kernels.dla.weights_triton import (
-    inner_starts,
-    own_columns,
-    own_sums,
-    own_weighed,
-)
-
-# Compiled once, whatever the sizes.
-kernel = triton.jit(do_not_specialize=["T", "NT", "H", "R", "N", "ROOM", "SPACE"])
-
-
-@kernel
-def decay_kernel(log_decay, G, totals, T, NT, H, C: tl.constexpr, SUM: tl.constexpr):
-    """G [B H, T] from the start of each tile, and whole tiles [B H, NT]; base 2."""
-    head, b, h, n = tile_of(H, NT)
-    i = tl.arange(0, C)
-    left = T - n * C
-    g = load_log_decay(log_decay + (b * T + n * C) * H + h, i, left, H, SUM)
-    tl.store(G + head * T + n * C + i, tl.cumsum(g), mask=i < left)
-    tl.store(totals + head * NT + n, tl.sum(g))
-
-
-@triton.jit
-def _own_tile(news, T, NT, H, ROOM, C: tl.constexpr):
-    """A program's tile, for its pairs with itself: head in all and in its row, the tile, its first row and the tokens
-    from there on. Heads that take the tree have none."""
-    head, b, h, n = tile_of(H, NT)
-    return head, h, n, b * T + n * C, tl.where(fits(news, head, NT, ROOM), T - n * C, 0)
-
-
-@triton.jit
-def _decays(G, head, n, t, j, left, T, C: tl.constexpr, DECAY: tl.constexpr, ACC: tl.constexpr):
-    """e^{G_t - G_j} of the tokens of tile n, 0 where j is behind t: [t, j] or [j, t], as t and j are."""
-    D = (t >= j).to(ACC)
-    if DECAY:
-        G += head * T + n * C
-        to = tl.load(G + t, mask=t < left, other=0.0)
-        D = tl.where(t >= j, weight(to - tl.load(G + j, mask=j < left, other=0.0), ACC), 0.0)
-    return D
-
-
-@kernel
-def output_kernel(
-    q,
-    k,
-    v,
-    rank_scale,  # [B, T, H, SLOTS]
-    starts,
-    until,  # [B, T, H]
-    G,
-    P,  # [B H, NT + 1]: log decay before each tile, float64
-    news,
-    past,
-    o,
-    scale,
-    T,
-    NT,
-    H,
-    R,
-    ROOM,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    head, h, n, row, left = _own_tile(news, T, NT, H, ROOM, C)
-    i = tl.arange(0, C)
-    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
-    opened = inner_starts(until, row, h, i, left, H)
-    A = tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-    A *= _decays(G, head, n, i[:, None], i[None, :], left, T, C, DECAY, ACC)
-    A = own_weighed(A, starts, rank_scale, opened, row, h, left, n * C, H, C, BS, SLOTS)
-    out = load_heads(past, row, h, i, left, H, V, BV)
-    out += tl.dot(A.to(DOT), vs, input_precision=PREC, out_dtype=ACC)
-    store_heads(o, out * scale, row, h, i, left, H, V, BV)
-
-
-@kernel
-def query_kernel(
-    q,
-    k,
-    v,
-    rank_scale,
-    starts,
-    until,
-    G,
-    P,
-    news,
-    past,
-    do,
-    dq,  # [B, T, H, K]
-    drank_scale,  # but for the reads of states
-    scale,
-    T,
-    NT,
-    H,
-    R,
-    ROOM,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    head, h, n, row, left = _own_tile(news, T, NT, H, ROOM, C)
-    i = tl.arange(0, C)
-    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
-    dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-    opened = inner_starts(until, row, h, i, left, H)
-    dA = tl.dot(dos, tl.trans(vs), input_precision=PREC, out_dtype=ACC)
-    dA *= _decays(G, head, n, i[:, None], i[None, :], left, T, C, DECAY, ACC)
-    F = dA * tl.dot(qs, tl.trans(ks), input_precision=PREC, out_dtype=ACC)
-    dw = own_sums(F, starts, opened, row, h, left, n * C, H, C, BS, SLOTS)
-    store_heads(drank_scale, dw * scale, row, h, i, left, H, SLOTS, BS)
-    dA = own_weighed(dA, starts, rank_scale, opened, row, h, left, n * C, H, C, BS, SLOTS)
-    dqs = load_heads(past, row, h, i, left, H, K, BK)
-    dqs += tl.dot(dA.to(DOT), ks, input_precision=PREC, out_dtype=ACC)
-    store_heads(dq, dqs * scale, row, h, i, left, H, K, BK)
-
-
-@kernel
-def key_kernel(
-    q,
-    k,
-    v,
-    rank_scale,
-    starts,
-    until,
-    G,
-    P,
-    news,
-    table,
-    ends,
-    dtree,
-    do,
-    dk,  # [B, T, H, K]
-    dv,
-    u,  # row sums on entry, less column sums on return
-    scale,
-    T,
-    NT,
-    H,
-    R,
-    N,
-    ROOM,
-    SPACE,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BS: tl.constexpr,
-    C: tl.constexpr,
-    DECAY: tl.constexpr,
-    GATE: tl.constexpr,
-    TWICE: tl.constexpr,
-    DOT: tl.constexpr,
-    ACC: tl.constexpr,
-    PREC: tl.constexpr,
-):
-    """For the tokens of tile m: its own tiles' pairs, then the states that have own tokens of it."""
-    head, h, m, row, left = _own_tile(news, T, NT, H, ROOM, C)
-    i = tl.arange(0, C)
-    qs = load_heads(q, row, h // R, i, left, H // R, K, BK).to(DOT)
-    ks = load_heads(k, row, h // R, i, left, H // R, K, BK).to(DOT)
-    vs = load_heads(v, row, h, i, left, H, V, BV).to(DOT)
-    dos = load_heads(do, row, h, i, left, H, V, BV).to(DOT)
-    opened = inner_starts(until, row, h, i, left, H)
-    D = _decays(G, head, m, i[None, :], i[:, None], left, T, C, DECAY, ACC)
-    A = tl.dot(ks, tl.trans(qs), input_precision=PREC, out_dtype=ACC) * scale  # [j, t]
-    dA = tl.dot(vs, tl.trans(dos), input_precision=PREC, out_dtype=ACC) * D
-    F = A * dA
-    AM, dAM, column, column_up, column_down = own_columns(
-        A * D, dA, F, starts, rank_scale, opened, row, h, left, m * C, H, C, BS, SLOTS, GATE
-    )
-    dvs = tl.dot(AM.to(DOT), dos, input_precision=PREC, out_dtype=ACC)
-    dks = tl.dot(dAM.to(DOT), qs, input_precision=PREC, out_dtype=ACC) * scale
-    at, keep = state_at(K, V, BK, BV)
-    more = N.to(tl.int64) * SPACE * K * V
-    if DECAY:
-        within = tl.load(G + head * T + m * C + i, mask=i < left, other=0.0)
-        before = tl.load(P + head * (NT + 1) + m)
-    last = tl.load(news + head * (NT + 2) + m + 2, mask=left > 0, other=0)
-    for state in range(tl.load(news + head * (NT + 2) + m + 1), last):
-        begin = field(table, head, state, ROOM, BEGIN)
-        end = field(table, head, state, ROOM, END)
-        if end > m * C:
-            e = tl.where((m * C + i >= begin) & (m * C + i < end), 1.0, 0.0).to(ACC)
-            if DECAY:
-                e *= weight((tl.load(ends + head * ROOM + state) - before).to(within.dtype) - within, ACC)
-            x = dtree + (head * SPACE + state) * K * V + at
-            dS = tl.load(x, mask=keep, other=0.0)
-            dvs += tl.dot(ks, dS.to(DOT), input_precision=PREC, out_dtype=ACC) * e[:, None]
-            y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC) * e[:, None]
-            dks += y
-            column += tl.sum(y * ks.to(ACC), 1)
-            if GATE:
-                dS = tl.load(x + more, mask=keep, other=0.0)
-                y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                column_up += tl.sum(y * ks.to(ACC), 1) * e
-                dS = tl.load(x + 2 * more, mask=keep, other=0.0)
-                y = dot(vs, tl.trans(dS), tl.zeros([C, BK], dtype=ACC), TWICE, DOT, ACC, PREC)
-                column_down += tl.sum(y * ks.to(ACC), 1) * e
-    store_heads(dk, dks, row, h, i, left, H, K, BK)
-    store_heads(dv, dvs, row, h, i, left, H, V, BV)
-    each = N.to(tl.int64) * T
-    u += head * T + m * C + i
-    if DECAY:
-        tl.store(u, tl.load(u, mask=i < left, other=0.0) - column, mask=i < left)
-    if GATE:
-        tl.store(u + each, tl.load(u + each, mask=i < left, other=0.0) - column_up, mask=i < left)
-        tl.store(u + 2 * each, tl.load(u + 2 * each, mask=i < left, other=0.0) - column_down, mask=i < left)
 
 
 class Plan(NamedTuple):
