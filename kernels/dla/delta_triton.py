@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixassay.kernels.common.triton import Cut, half, operands, tile
+from mixassay.kernels.common.triton import Cut, half, operands
 from mixassay.kernels.dla import pairs_triton
 from mixassay.kernels.dla.delta_chunk_triton import chunk_kernel, gradients_kernel
 from mixassay.kernels.dla.delta_pairs_triton import column_kernel, row_kernel, walk_kernel
@@ -167,7 +167,7 @@ class _Call(pairs_triton.Call):
             self.R,
             K=self.K,
             C=self.how.C,
-            BK=min(tile(self.K), 64),
+            BK=min(pairs_triton.columns(self.K, self.how.C), 64),
             DECAY=False,
             PACKED=False,
             DOT=dot,

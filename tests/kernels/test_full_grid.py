@@ -102,3 +102,19 @@ def test_every_sequence_is_right(name: str, K: int, V: int, dtype: torch.dtype) 
         wrong = ~(error <= LIMITS[dtype])
         which = f"{n}: {int(wrong.sum())} of {B} sequences, the first {int(wrong.int().argmax())}"
         assert not wrong.any(), f"{which}, by {float(error.max()):.2g}"
+
+
+@pytest.mark.parametrize(("K", "V"), WIDTHS if GPU else [(16, 16)])
+@pytest.mark.parametrize("decayed", [False, True])
+def test_every_sequence_is_cut_where_it_should_be(K: int, V: int, decayed: bool) -> None:
+    """By scores of float16 inputs against torch's in float32. A tie that turns round changes all behind it."""
+    x = inputs("dla", K, V, torch.float16)
+    decay = x["log_decay"] if decayed else None
+    tau = torch.full((H,), 1.0, device=DEVICE)
+    score, found = schedule(x["k"], x["v"], SLOTS, threshold=tau, log_decay=decay, backend="triton")
+    wanted, expected = schedule(x["k"].float(), x["v"].float(), SLOTS, threshold=tau, log_decay=decay, backend="torch")
+    same = (found.until == expected.until).all(1)  # [B, H]
+    assert expected.boundary[:, 1:].any()
+    assert same.float().mean() > 0.98
+    off = (score.float() - wanted).abs().amax(1)
+    assert (off[same] < 1e-3).all()
