@@ -170,10 +170,7 @@ def errors(training: Training) -> dict[str, float]:
     found = {"loss": 0.0, "gradient": 0.0}
     for row in {0, len(stack) - 1}:
         dense = torch.full_like(tokens[row], IGNORE).scatter_(1, positions[row], labels[row])
-        model = stack.models[0 if stack.mode == "vmap" else row]
-        with torch.no_grad():
-            for name, x in stack.weights(row).items():
-                (model.get_parameter(name) if name in stack.names else model.get_buffer(name)).copy_(x)
+        model = stack.model(row)
         loss = usual_loss(model, tokens[row], dense)
         truth = {"loss": loss.detach(), "gradient": gradients(loss, list(model.parameters()), None)}
         for name, ours in (("loss", losses[row]), ("gradient", grads[row])):

@@ -5,15 +5,12 @@ does not learn, or like a number. So the loss and gradient of the rows of the fi
 the same models in float32 by torch's operators alone, the first and the last of the stack, a few rows at a time.
 """
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from mixassay.kernels import use_backend
 from mixassay.kernels.common.precision import rounding
-from mixassay.model import Model, labelled_loss
+from mixassay.model import labelled_loss
 from mixassay.runners.loss_scale import LEAST
 from mixassay.runners.stack import Stack, gradients
 from mixassay.tasks import IGNORE
@@ -38,12 +35,17 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
     found = 0.0
     for row in sorted({0, len(stack) - 1}):
         loss, grad = plain(stack, row, tokens[row], positions[row], labels[row])
-        for name, ours, theirs in (("loss", losses[row], loss), ("gradient", grads[row], grad)):
-            off = float((ours - theirs).norm() / theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny))
-            if not off <= FAR and math.isfinite(float(theirs.norm())):
-                raise WrongStep(_told(name, off, ours, stack.precision))
-        found = max(found, off)
+        _difference("loss", losses[row], loss, stack.precision)
+        found = max(found, _difference("gradient", grads[row], grad, stack.precision))
     return found
+
+
+def _difference(name: str, ours: Tensor, theirs: Tensor, precision: str) -> float:
+    size = theirs.norm()
+    off = float((ours - theirs).norm() / size.clamp(min=torch.finfo(size.dtype).tiny))
+    if not off <= FAR and size.isfinite():
+        raise WrongStep(_told(name, off, ours, precision))
+    return off
 
 
 def _ours(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,33 +64,19 @@ def _ours(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> tu
 
 def plain(stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and gradient [P] of the stack's model `row`, in float32 and by torch alone."""
-    model = _model(stack, row)
+    model = stack.model(row)
     leaves: list[Tensor] = list(model.parameters())
-    counts = (labels != IGNORE).sum(-1)
     loss, grad = labels.new_zeros((), dtype=stack.params.dtype), torch.zeros_like(stack.params[row])
+    questions = (labels != IGNORE).sum()
     with use_backend("torch"), rounding("fp32"):
-        for part in _parts(len(tokens)):
-            share = counts[part].sum() / counts.sum()
+        for some, at, asked in zip(*(torch.split(x, ROWS) for x in (tokens, positions, labels)), strict=True):
+            share = (asked != IGNORE).sum() / questions
             if share == 0:  # a mean over nothing
                 continue
-            here = model(tokens[part], positions[part], None, labelled_loss(labels[part], IGNORE))
+            here = model(some, at, None, labelled_loss(asked, IGNORE))
             loss += share * here.detach()
             grad += share * gradients(here, leaves, None)
     return loss, grad
-
-
-def _model(stack: Stack, row: int) -> Model:
-    if stack.mode == "loop":
-        return stack.models[row]
-    model = stack.models[0]  # whose own parameters nothing reads
-    with torch.no_grad():
-        for name, x in stack.weights(row).items():
-            (model.get_parameter(name) if name in stack.names else model.get_buffer(name)).copy_(x)
-    return model
-
-
-def _parts(rows: int) -> Sequence[slice]:
-    return [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
 
 
 def _told(name: str, off: float, ours: Tensor, precision: str) -> str:

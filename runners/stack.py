@@ -66,6 +66,16 @@ class Stack:
         named = self._named([view[row] for view in self._views()])
         return named | {name: b[row] for name, b in self.buffers.items()}
 
+    def model(self, row: int) -> Model:
+        """One model as a module with its weights, until the next call: side by side there is one module for all."""
+        if self.mode == "loop":
+            return self.models[row]
+        (model,) = self.models  # whose own parameters nothing else reads
+        with torch.no_grad():
+            for name, x in self.weights(row).items():
+                (model.get_parameter(name) if name in self.names else model.get_buffer(name)).copy_(x)
+        return model
+
     def weights_digest(self, row: int) -> str:
         data = self.params[row].cpu().contiguous().view(torch.uint8).numpy()
         return "sha256:" + hashlib.sha256(data.tobytes()).hexdigest()

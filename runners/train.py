@@ -29,9 +29,9 @@ def run(
     With `checkpoint` (a folder) the state is kept there every `checkpoint_every` seconds, before outcomes are
     yielded, and when `should_stop()` says so, which raises `Interrupted`. A folder that holds a state of exactly
     these members is continued, outcomes already yielded are yielded again, and it is removed at the end. `emit`
-    gets progress events a few times a second. On a GPU the first gradient is checked (`first_step`), which may raise
-    `WrongStep`. `keep` gets a member's weights by name, before its outcome is yielded
-    and before a checkpoint without it is written.
+    gets progress events a few times a second. `keep` gets a member's weights by name, before its outcome is yielded
+    and before a checkpoint without it is written. On a GPU the first gradient is checked (`first_step`), which may
+    raise `WrongStep`.
     """
     training = Training(stack, device, keep)
     if checkpoint is not None:

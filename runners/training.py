@@ -104,9 +104,7 @@ class Training:
     def advance(self) -> None:
         """One step of every member."""
         start = time.perf_counter()
-        M, rows = len(self.members), self.ahead.rows(self.step)
-        asked = (torch.unflatten(x, 0, (M, -1)) for x in (rows.tokens, rows.positions, rows.labels))
-        self.replay(*asked, taken=self.ahead.taken)
+        self.replay(*by_member(self.ahead.rows(self.step), len(self.members)), taken=self.ahead.taken)
         self.loss_steps += 1
         self.step += 1
         if self.device != "cpu" and self._due(LOOK_EVERY):
@@ -114,10 +112,9 @@ class Training:
         self._charge(time.perf_counter() - start, training=True)
 
     def first_rows(self) -> tuple[Tensor, ...]:
-        """tokens [M, B, T], positions and labels [M, B, Q] of the first step."""
+        """Of the first step, `by_member`."""
         seeds = tuple(spec.seed for spec in self.specs)
-        rows = self.stream.rows(0, seeds, self.device)
-        return tuple(torch.unflatten(x, 0, (len(seeds), -1)) for x in (rows.tokens, rows.positions, rows.labels))
+        return by_member(self.stream.rows(0, seeds, self.device), len(seeds))
 
     def _draw(self, step: int) -> Rows:
         seeds = tuple(member.spec.seed for member in self.members)
@@ -228,11 +225,10 @@ class Training:
         return done
 
     def _diverged(self, end: End) -> dict[str, str]:
-        half = "; float16 ends at 65,504, train.precision tf32 has as many digits and float32's range"
-        return {
-            "type": "diverged",
-            "message": f"{end.reason} at step {end.step}{half if self.train.precision == 'fp16' else ''}",
-        }
+        message = f"{end.reason} at step {end.step}"
+        if self.train.precision == "fp16":
+            message += "; float16 ends at 65,504, train.precision tf32 has as many digits and float32's range"
+        return {"type": "diverged", "message": message}
 
     def progress(self) -> dict[str, Any]:
         training = sum(member.training_seconds for member in self.members)
@@ -330,6 +326,11 @@ class Training:
         for member in self.members:
             member.seconds += share
             member.training_seconds += share if training else 0.0
+
+
+def by_member(rows: Rows, members: int) -> tuple[Tensor, ...]:
+    """What each of them is asked: tokens [M, B, T], positions and labels [M, B, Q]."""
+    return tuple(torch.unflatten(x, 0, (members, -1)) for x in (rows.tokens, rows.positions, rows.labels))
 
 
 STACK_BELOW = 4096

@@ -140,8 +140,8 @@ class _Call(pairs_triton.Call):
         self.given: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "beta": self.beta, "scale": scale}
         self.given |= {name: getattr(self, name) for name in ("T", "NT", "H", "R", "side", "K", "V")}
         self.given |= {
-            "BK": pairs_triton.columns(self.K, how.C),
-            "BV": pairs_triton.columns(self.V, how.C),
+            "BK": pairs_triton.tile_beside(self.K, how.C),
+            "BV": pairs_triton.tile_beside(self.V, how.C),
         } | self.tiles
 
     def launch(self, kernel: Any, part: tuple[int, int], **more: Any) -> None:
@@ -167,7 +167,7 @@ class _Call(pairs_triton.Call):
             self.R,
             K=self.K,
             C=self.how.C,
-            BK=min(pairs_triton.columns(self.K, self.how.C), 64),
+            BK=min(pairs_triton.tile_beside(self.K, self.how.C), 64),
             DECAY=False,
             PACKED=False,
             DOT=dot,

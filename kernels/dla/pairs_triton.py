@@ -89,7 +89,7 @@ class Plan(NamedTuple):
     num_stages: int
 
 
-def columns(width: int, C: int) -> int:
+def tile_beside(width: int, C: int) -> int:
     """Of a tile, where chunks have C tokens. With chunks of 64 no tile is narrower: where the keys' was 16 and the
     values' 64, gradients on the delta rule were inf on an H200 (Triton 3.6)."""
     return max(64, tile(width)) if C == 64 else tile(width)
@@ -214,11 +214,16 @@ class Call:
         first, heads = part
         RX, RZ, X, Z = self.H // x.shape[2], self.H // z.shape[2], x.shape[3], z.shape[3]
         sizes = (self.scale, first, self.T, self.NT, self.H, RX, RZ, self.side)
-        widths = {"X": X, "Z": Z, "BX": columns(X, self.how.C), "BZ": columns(Z, self.how.C)}
+        widths = {"X": X, "Z": Z, "BX": tile_beside(X, self.how.C), "BZ": tile_beside(Z, self.how.C)}
         read_kernel[(heads * self.NT,)](x, y, z, M, o, *sizes, **widths, **self.tiles)
 
     def keys(self, part: tuple[int, int], M: Tensor, E: Tensor, do: Tensor, dk: Tensor, dv: Tensor) -> None:
         first, heads = part
         sizes = (self.scale, first, self.T, self.NT, self.H, self.R, self.side)
-        widths = {"K": self.K, "V": self.V, "BK": columns(self.K, self.how.C), "BV": columns(self.V, self.how.C)}
+        widths = {
+            "K": self.K,
+            "V": self.V,
+            "BK": tile_beside(self.K, self.how.C),
+            "BV": tile_beside(self.V, self.how.C),
+        }
         key_kernel[(heads * self.NT,)](self.q, self.k, self.v, do, M, E, dk, dv, *sizes, **widths, **self.tiles)

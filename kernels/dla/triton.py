@@ -194,8 +194,8 @@ class _Call:
             "HEIGHTS": self.heights,
             "K": self.K,
             "V": self.V,
-            "BK": pairs_triton.columns(self.K, how.C),
-            "BV": pairs_triton.columns(self.V, how.C),
+            "BK": pairs_triton.tile_beside(self.K, how.C),
+            "BV": pairs_triton.tile_beside(self.V, how.C),
             "SLOTS": SLOTS,
             "BS": max(16, triton.next_power_of_2(SLOTS)),  # a gather needs an element for each thread
             "C": how.C,

@@ -32,13 +32,9 @@ def test_a_right_step_differs_by_rounding(mode, name, monkeypatch):
 def test_half_precision_differs_by_its_digits(monkeypatch):
     errors = {}
     for precision in ("fp32", "fp16", "bf16"):
-        errors[precision] = first_step.error(*_flat(stack_and_rows(monkeypatch, precision=precision)))
+        stack, rows = stack_and_rows(monkeypatch, precision=precision)
+        errors[precision] = first_step.error(stack, *rows)
     assert errors["fp32"] < 1e-5 < errors["fp16"] < errors["bf16"] < 0.1
-
-
-def _flat(found):
-    stack, rows = found
-    return stack, *rows
 
 
 def broken(monkeypatch, model, change):
