@@ -20,7 +20,7 @@ def tables(records: Sequence[Record], warnings: Sequence[str] = ()) -> list[Grid
     grids = [
         *(grid for group in groups(records, "kernels", shape_of) for grid in _kernels(group)),
         *(grid for group in groups(records, "decode", setting_of) for grid in _decode(group)),
-        *(_train(group) for group in groups(records, "train", training_of)),
+        *(grid for group in groups(records, "train", training_of) for grid in _train(group)),
         *(_data(group) for group in groups(records, "data", device_of)),
     ]
     return [Grid(g.title, g.heads, g.rows, g.left, g.bold, g.caption, tuple(warnings)) for g in grids]
@@ -39,7 +39,8 @@ def groups(records: Iterable[Record], bench: str, key: Callable[[Record], Any]) 
 def identity(record: Record) -> Any:
     """What a record is about; a later one about the same replaces it."""
     names = "op implementation mixer B T H D d_model dtype rows loop_rows pairs precision"
-    return (device_of(record), *(record.get(name) for name in names.split()))
+    part = (*stacks_of(record), _code(record["code"])) if record["bench"] == "train" else ()
+    return (device_of(record), *(record.get(name) for name in names.split()), *part)
 
 
 def device_of(record: Record) -> Any:
@@ -183,50 +184,64 @@ def _state(record: Record) -> Cell:
     return Cell(size(kept), f"(live {size(live)})" if live != kept else "")
 
 
-def _train(group: Sequence[Record]) -> Grid:
-    """Mixers and widths down, the plain loop and stacks across."""
-    ours = [record for record in group if record["ours"]]
-    loops = {(r["mixer"], r["d_model"]): r["step"] for r in group if not r["ours"]}
-    counts = sorted({count for record in ours for count in stacks_of(record)})
-    mixers = list(dict.fromkeys(record["mixer"] for record in ours))
-    rows = []
-    for record in sorted(ours, key=lambda record: (mixers.index(record["mixer"]), record["d_model"])):
-        loop = loops.get((record["mixer"], record["d_model"]))
-        parts = stacks_of(record)
-        cells = [_step_of(parts.get(count), loop) for count in counts]
-        rows.append((Cell(record["mixer"]), Cell(str(record["d_model"])), _step_of(loop, None), *cells))
+def _train(group: Sequence[Record]) -> Iterator[Grid]:
+    """One table a precision: mixers and widths down, the plain loop and stacks across, each the newest of its kind."""
     first = group[0]
-    precision = ", ".join(dict.fromkeys(record["precision"] for record in ours))
-    return Grid(
-        title=(
-            f"Milliseconds of a training step per model: {first['pairs']} pairs, T={first['T']}, batch {first['B']}, "
-            f"vocabulary {first['vocab_size']:,}, {precision}, {where(first)}"
-        ),
-        heads=(("mixer",), ("d_model",), ("plain loop",), *((f"stack of {count}",) for count in counts)),
-        rows=tuple(rows),
-        left=1,
-        bold=frozenset(),
-        caption=(
-            "Median of whole steps, launches included: rows drawn, gradients, update. With it how many times faster "
-            "than the plain loop: one model in float32, eagerly, with logits at all positions, on a batch that is "
-            "there already.",
-            *_origin(group),
-        ),
-        warnings=(),
-    )
+    loops: dict[Any, Record] = {}
+    for record in sorted(group, key=lambda record: record["time"]):
+        if not record["ours"]:
+            about = record["mixer"], record["d_model"]
+            loops[about] = loops[*about, _code(record["code"])] = record["step"]
+    for precision in dict.fromkeys(record["precision"] for record in group if record["ours"]):
+        ours = [record for record in group if record["ours"] and record["precision"] == precision]
+        mixers = list(dict.fromkeys(record["mixer"] for record in ours))
+        rows: dict[Any, dict[int, Record]] = {}
+        for record in sorted(
+            ours, key=lambda record: (mixers.index(record["mixer"]), record["d_model"], record["time"])
+        ):
+            about = record["mixer"], record["d_model"]
+            for count, part in stacks_of(record).items():
+                rows.setdefault(about, {})[count] = {**part, "loop": loops.get((*about, _code(record["code"])))}
+        counts = sorted({count for parts in rows.values() for count in parts})
+        yield Grid(
+            title=(
+                f"Milliseconds of a training step per model: {first['pairs']} pairs, T={first['T']}, batch "
+                f"{first['B']}, vocabulary {first['vocab_size']:,}, {precision}, {where(first)}"
+            ),
+            heads=(("mixer",), ("d_model",), ("plain loop",), *((f"stack of {count}",) for count in counts)),
+            rows=tuple(
+                (
+                    Cell(mixer),
+                    Cell(str(width)),
+                    _step_of(loops.get((mixer, width))),
+                    *(_step_of(parts.get(n)) for n in counts),
+                )
+                for (mixer, width), parts in rows.items()
+            ),
+            left=1,
+            bold=frozenset(),
+            caption=(
+                "Median of whole steps, launches included: rows drawn, gradients, update. With it how many times "
+                "faster than the plain loop by the same code: one model in float32, eagerly, with logits at all "
+                "positions, on a batch that is there already.",
+                *_origin(ours),
+            ),
+            warnings=(),
+        )
 
 
 def stacks_of(record: Record) -> dict[int, Record]:
     return {int(name.removeprefix("stack ")): part for name, part in record.items() if name.startswith("stack ")}
 
 
-def _step_of(found: Record | None, loop: Record | None) -> Cell:
+def _step_of(found: Record | None) -> Cell:
+    """Milliseconds, then the ratio to its `loop`, if it has one; or how it ended."""
     if found is None:
         return Cell("")
     if found["status"] != "ok":
         return Cell(found["status"])
-    faster = f"({loop['ms'] / found['ms']:.3g})" if loop is not None and loop["status"] == "ok" else ""
-    return Cell(number(found["ms"]), faster)
+    loop = found.get("loop") or {"status": "none"}
+    return Cell(number(found["ms"]), f"({loop['ms'] / found['ms']:.3g})" if loop["status"] == "ok" else "")
 
 
 def _data(group: Sequence[Record]) -> Grid:

@@ -78,6 +78,29 @@ def test_the_table_has_the_ratio_to_the_plain_loop():
     assert (one.mark, twenty.mark) == ("(5)", "(20)")
 
 
+def test_the_table_keeps_what_a_later_run_left_out():
+    """A run of other stacks once hid what an earlier one had measured."""
+    later = record(True, stack_20=0.4, stack_40=0.3) | {"time": "u"}
+    runs = [later, record(True, stack_1=2.0, stack_20=0.5), record(False, step=10.0)]
+    (grid,) = bench_report.tables(runs)
+    assert [cell.text for cell in grid.rows[0][2:]] == ["10", "2", "0.4", "0.3"]
+
+
+def test_a_table_for_each_precision():
+    runs = [record(True, stack_1=2.0), record(True, stack_1=3.0) | {"precision": "tf32"}, record(False, step=9.0)]
+    half, tf32 = bench_report.tables(runs)
+    assert (half.rows[0][-1].text, tf32.rows[0][-1].text) == ("2", "3")
+    assert "tf32" in tf32.title
+    assert tf32.rows[0][-1].mark == "(3)"
+
+
+def test_no_ratio_to_a_loop_of_other_code():
+    loop = record(False, step=10.0)
+    loop["code"] = loop["code"] | {"commit": "d" * 40}
+    (grid,) = bench_report.tables([record(True, stack_1=2.0), loop])
+    assert [(cell.text, cell.mark) for cell in grid.rows[0][2:]] == [("10", ""), ("2", "")]
+
+
 def test_a_slower_stack_is_a_regression():
     base = [record(True, stack_20=0.5), record(False, step=10.0)]
     head = [record(True, stack_20=0.6), record(False, step=10.0)]
