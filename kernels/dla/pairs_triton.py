@@ -90,8 +90,9 @@ class Plan(NamedTuple):
 
 
 def tile_beside(width: int, C: int) -> int:
-    """Of a tile, where chunks have C tokens. With chunks of 64 no tile is narrower: where the keys' was 16 and the
-    values' 64, gradients on the delta rule were inf on an H200 (Triton 3.6)."""
+    """Of a tile, where chunks have C tokens. With chunks of 64 no tile is narrower: of 16 columns, the eight warps of
+    delta_pairs_triton.py's `column_kernel` take 8 each, which Triton multiplies wrongly in half precision (its issue
+    7830): on an H200 gradients of keys were nan or inf, with Triton 3.6."""
     return max(64, tile(width)) if C == 64 else tile(width)
 
 

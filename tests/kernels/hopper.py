@@ -48,6 +48,7 @@ class Compiled(NamedTuple):
     spilled: int  # bytes a thread keeps in local memory
     shared: int  # bytes
     wgmma: int  # instructions
+    wgmma_of_8: int  # of these, with 8 columns
     mma: int  # the older ones
     transposed_products: int  # `tt.trans` of a tensor in the layout of a product
     guarded_reductions: int  # REDUX instructions under a predicate
@@ -120,6 +121,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
         spilled=usage["LOCAL"] + usage["STACK"],
         shared=result.metadata.shared,
         wgmma=len(re.findall(r"wgmma\.mma_async", result.asm["ptx"])),
+        wgmma_of_8=len(re.findall(r"wgmma\.mma_async\S*\.m64n8k", result.asm["ptx"])),
         mma=len(re.findall(r"mma\.sync", result.asm["ptx"])),
         transposed_products=len(re.findall(r"tt\.trans .* : tensor<[^>]*, #mma\d*> ->", ttgir)),
         guarded_reductions=len(re.findall(r"@!?U?P\d+ +REDUX", sass)),

@@ -101,6 +101,17 @@ TABLES = {
         "gradients_kernel": Limit(),
         "sum_kernel": Limit(products=None),
     },
+    ("dla.delta", 16): {
+        "solve_kernel": Limit(0, "mma"),
+        "chunk_kernel": Limit(),
+        "mask_kernel": Limit(products=None),
+        "walk_kernel": Limit(),
+        "row_kernel": Limit(),
+        "column_kernel": Limit(),
+        "rank_kernel": Limit(products=None),
+        "gradients_kernel": Limit(),
+        "sum_kernel": Limit(products=None),
+    },
     ("dla.schedule", 64): {
         "walk_kernel": Limit(products=None),
         "table_kernel": Limit(0, "mma"),
@@ -180,6 +191,8 @@ def test_tables_compile_well_for_hopper(table):
         assert kernel["transposed_products"] == 0, kernel
         # a warp's reduction under a uniform condition ran under another one's predicate: wrong on a GPU alone
         assert kernel["guarded_reductions"] == 0, kernel
+        # 16 columns beside eight warps, in halves: Triton gets these wrong in half precision (its issue 7830)
+        assert kernel["wgmma_of_8"] == 0, kernel
         assert kernel["shared"] <= SHARED, kernel
         assert kernel["spilled"] <= spilled, kernel
         assert (kernel["wgmma"] > 0) == (products in ("wgmma", "both")), kernel
