@@ -23,7 +23,12 @@ ROWS = 64
 
 
 class WrongStep(Exception):
-    """The stack would train on something else than its models' gradient."""
+    """What is trained on would be something else than the models' gradient."""
+
+
+def checked(device: str) -> bool:
+    """Whether a first gradient is compared with float32's: on a CPU it is made by the same operators."""
+    return device != "cpu"
 
 
 def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> float:
@@ -35,12 +40,13 @@ def error(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> fl
     found = 0.0
     for row in sorted({0, len(stack) - 1}):
         loss, grad = plain(stack, row, tokens[row], positions[row], labels[row])
-        _difference("loss", losses[row], loss, stack.precision)
-        found = max(found, _difference("gradient", grads[row], grad, stack.precision))
+        difference("loss", losses[row], loss, stack.precision)
+        found = max(found, difference("gradient", grads[row], grad, stack.precision))
     return found
 
 
-def _difference(name: str, ours: Tensor, theirs: Tensor, precision: str) -> float:
+def difference(name: str, ours: Tensor, theirs: Tensor, precision: str) -> float:
+    """Relative, of a loss or a gradient. Raises WrongStep where no rounding explains it."""
     size = theirs.norm()
     off = float((ours - theirs).norm() / size.clamp(min=torch.finfo(size.dtype).tiny))
     if not off <= FAR and size.isfinite():

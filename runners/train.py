@@ -36,7 +36,7 @@ def run(
     training = Training(stack, device, keep)
     if checkpoint is not None:
         training.resume(checkpoint)
-    if training.step == 0 and checked(device):
+    if training.step == 0 and first_step.checked(device):
         training.first_error = first_step.error(training.stack, *training.first_rows())
     yield from training.finished
     saved = shown = time.monotonic()
@@ -56,8 +56,3 @@ def run(
             shown = now
     if checkpoint is not None:
         disk.remove(checkpoint)
-
-
-def checked(device: str) -> bool:
-    """Whether a stack's first gradient is compared with float32's: on a CPU it is made by the same operators."""
-    return device != "cpu"

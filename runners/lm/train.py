@@ -8,6 +8,7 @@ from typing import Any
 
 from mixassay import plugins
 from mixassay.runners import checkpoint as disk
+from mixassay.runners import first_step
 from mixassay.runners.lm.ranks import Ranks, together
 from mixassay.runners.lm.training import End, Training, tensors_of
 from mixassay.runners.outcome import Interrupted, Keep, Outcome
@@ -39,7 +40,7 @@ def run(
     keep: Keep | None = None,
     how: How = How(),
 ) -> Iterator[Outcome]:
-    """As `runners.train.run`, for a stack of one."""
+    """As `runners.train.run`, for a stack of one. The first gradient is checked at each length of the mixture."""
     (spec,) = stack
     with together(how.ranks, device, _follow, spec, checkpoint, how) as ranks:
         training = _begin(spec, device, ranks, checkpoint, how)
@@ -56,6 +57,8 @@ def _begin(spec: RunSpec, device: str, ranks: Ranks, checkpoint: Path | None, ho
     training = Training(spec, device, ranks, how.micro_batch, how.compiled)
     if checkpoint is not None:
         training.resume(checkpoint)
+    if training.step == 0 and ranks.first and first_step.checked(device):
+        training.check()
     ranks.agree(GO)  # nobody writes a checkpoint that another still reads
     return training
 

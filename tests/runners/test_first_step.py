@@ -104,11 +104,11 @@ def test_the_plain_model_uses_no_kernel(monkeypatch):
 
 
 def test_runs_keep_what_was_found_and_a_continued_one_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(train, "checked", lambda device: True)
+    monkeypatch.setattr(first_step, "checked", lambda device: True)
     calls = iter(range(1000))
     with pytest.raises(train.Interrupted):
         list(train.run([spec(0)], checkpoint=tmp_path, should_stop=lambda: next(calls) == 3))
-    monkeypatch.setattr(train, "checked", lambda device: pytest.fail("the first step is long past"))
+    monkeypatch.setattr(first_step, "checked", lambda device: pytest.fail("the first step is long past"))
     (outcome,) = train.run([spec(0)], checkpoint=tmp_path)
     assert 0 <= outcome.metrics["train/first_gradient_error"] < 1e-9
 

@@ -1,0 +1,79 @@
+"""Before a language model trains on a GPU: is its first gradient right? As `runners.first_step` asks of a stack, and at
+each length of the mixture, since kernels cut long rows otherwise than short ones."""
+
+import torch
+from torch import Tensor
+
+from mixassay.kernels import use_backend
+from mixassay.kernels.common.precision import cast, rounding
+from mixassay.model import Model
+from mixassay.runners.first_step import difference
+from mixassay.runners.lm.batches import Batches
+from mixassay.runners.lm.loss import row_losses
+from mixassay.runners.memory import out_of_memory
+from mixassay.runners.stack import gradients
+from mixassay.runners.stream import Stream
+from mixassay.spec import RunSpec
+from mixassay.tasks import IGNORE
+
+TOKENS = 2**12
+"""Of a length that are compared, as far as the first batch has them: rows of 256, or one long one."""
+
+
+def error(model: Model, spec: RunSpec, stream: Stream) -> float:
+    """How far gradients are from float32's, relative: the most at any length that is trained on.
+
+    Raises WrongStep where that is beyond rounding, or a loss is.
+    """
+    found, device = 0.0, next(model.parameters()).device
+    steps = {stream.task_at(step).seq_len: step for step in reversed(range(stream.steps))}
+    for length, step in sorted(steps.items()):
+        rows = slice(0, max(1, min(stream.batch_size, TOKENS // length)))
+        tokens, labels = (x.to(device) for x in Batches(stream, spec.seed, rows)[step])
+        with torch.compiler.set_stance("force_eager"):  # or a compiled block would keep the choice of operators
+            found = max(found, _at(model, spec.train.precision, tokens, labels))
+    return found
+
+
+def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> float:
+    """Of rows of one length; of their second halves, and so on, where torch's form does not fit in memory."""
+    while True:
+        try:
+            loss, grad = plain(model, tokens, labels)
+            break
+        except (RuntimeError, MemoryError) as problem:
+            if not out_of_memory(problem) or tokens.shape[1] == 1:
+                raise
+        torch.cuda.empty_cache()  # out here the error is gone, and with its frames all tensors of the attempt
+        tokens, labels = half(tokens, labels)
+    ours = kernels(model, precision, tokens, labels)
+    difference("loss", ours[0], loss, precision)
+    return difference("gradient", ours[1], grad, precision)
+
+
+def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows' mean loss and its gradient [P], as training makes them."""
+    with rounding(precision):
+        with cast(tokens.device.type, precision):
+            loss: Tensor = model(tokens, head=row_losses(labels)).mean()
+        return loss.detach(), gradients(loss, list(model.parameters()), None)
+
+
+def plain(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in float32 and by torch alone, row by row."""
+    leaves: list[Tensor] = list(model.parameters())
+    loss, grad = tokens.new_zeros((), dtype=leaves[0].dtype), torch.zeros_like(torch.cat([p.flatten() for p in leaves]))
+    with use_backend("torch"), rounding("fp32"):
+        for row in range(len(tokens)):
+            here = model(tokens[row : row + 1], head=row_losses(labels[row : row + 1])).sum() / len(tokens)
+            loss += here.detach()
+            grad += gradients(here, leaves, None)
+    return loss, grad
+
+
+def half(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every row half as many tokens, those before its last label."""
+    n = tokens.shape[1] // 2
+    ends = [max(n, int(row.nonzero().max()) + 1) for row in labels != IGNORE]
+    at = torch.tensor(ends, device=tokens.device).unsqueeze(1) - n + torch.arange(n, device=tokens.device)
+    return tokens.gather(1, at), labels.gather(1, at)
