@@ -34,12 +34,7 @@ def at_the_end(sweep: Sweep, all_runs: Sequence[Runs]) -> Iterator[str]:
         if len(tried) < 3 or not all(isinstance(value, float) for value in tried):
             continue
         at = [runs for runs in all_runs if runs.ok and runs.ok[0].tuned.get(path) in (min(tried), max(tried))]
-        names = [
-            str(runs.cell)
-            for runs in at
-            if not metric.endswith("accuracy")
-            or stats.solved([*values(runs, metric, None).values()], enough) < len(runs.seeds)
-        ]
+        names = [str(runs.cell) for runs in at if not _all_solve(runs, metric, enough)]
         if names:
             yield f"{path} is at an end of its values, and a better one may lie beyond: {'; '.join(names)}."
 
@@ -47,8 +42,8 @@ def at_the_end(sweep: Sweep, all_runs: Sequence[Runs]) -> Iterator[str]:
 def close_calls(sweep: Sweep, all_runs: Sequence[Runs], tuning: Tuning) -> Iterator[str]:
     """Where the second best is within a standard error of the choice, so that other tuning seeds might turn them round.
 
-    The deviation of a run is pooled over a cell's settings: each alone has two seeds or so. Cells whose tuning runs
-    solve the task with the choice do not count, since nothing hangs on it there.
+    The deviation of a run is pooled over a cell's settings: each alone has two seeds or so. Cells whose reported seeds
+    all solve the task do not count, since nothing hangs on the choice there.
     """
     if sweep.select is None:
         return
@@ -56,9 +51,9 @@ def close_calls(sweep: Sweep, all_runs: Sequence[Runs], tuning: Tuning) -> Itera
     for runs in all_runs:
         tried = _by_setting(tuning.get(runs.cell.cell, ()), sweep.select.by)
         choice = tried.pop(json.dumps(runs.records[0].tuned, sort_keys=True), None) if runs.records else None
-        enough = sweep.select.by.endswith("accuracy") and choice and min(choice) >= sweep.report.compare.solved_at
         repeated = [v for v in [choice or [], *tried.values()] if len(v) > 1]
-        if not choice or not tried or not repeated or enough:
+        solved = _all_solve(runs, sweep.report.metric, sweep.report.compare.solved_at)
+        if not choice or not tried or not repeated or solved:
             continue
         variance = sum(statistics.variance(v) * (len(v) - 1) for v in repeated) / sum(len(v) - 1 for v in repeated)
         sign = -1 if sweep.select.by.endswith("loss") else 1
@@ -72,12 +67,22 @@ def close_calls(sweep: Sweep, all_runs: Sequence[Runs], tuning: Tuning) -> Itera
         )
 
 
+def _all_solve(runs: Runs, metric: str, enough: float) -> bool:
+    return metric.endswith("accuracy") and (
+        stats.solved([*values(runs, metric, None).values()], enough) == len(runs.seeds)
+    )
+
+
 def _by_setting(records: Sequence[RunRecord], metric: str) -> dict[str, list[float]]:
-    """Settings, as text -> what runs with them ended at; those that a run diverged with are left out."""
+    """Settings, as text -> what runs with them ended at; those that a run diverged with are left out.
+
+    Of each seed the newest run: older code may have been wrong, and a seed that is there twice is no second seed.
+    """
+    newest = {(json.dumps(r.tuned, sort_keys=True), r.seed): r for r in sorted(records, key=lambda r: r.time.start)}
     found: dict[str, list[float]] = {}
     lost = set()
-    for record in records:
-        setting, value = json.dumps(record.tuned, sort_keys=True), record.metrics.get(metric)
+    for (setting, _), record in newest.items():
+        value = record.metrics.get(metric)
         if record.status == "ok" and value is not None:
             found.setdefault(setting, []).append(value)
         else:

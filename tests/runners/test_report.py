@@ -322,7 +322,7 @@ def test_a_choice_by_fewer_tuning_seeds_than_the_file_has_now_is_told(load, reco
     [  # deviations of two runs that are 2 d apart: d sqrt 2; of the difference of two means of two: d sqrt 2
         ("valid/accuracy", (0.50, 0.60), (0.44, 0.54), True),  # 0.06 behind, at an error of 0.0707
         ("valid/accuracy", (0.50, 0.60), (0.42, 0.52), False),
-        ("valid/accuracy", (0.99, 1.00), (0.98, 1.01), False),  # solved
+        ("valid/accuracy", (0.99, 1.00), (0.98, 1.01), True),  # the reported seeds do not solve the task
         ("valid/loss", (0.50, 0.60), (0.56, 0.66), True),
         ("valid/loss", (0.50, 0.60), (0.40, 0.50), True),
         ("valid/loss", (0.50, 0.60), (0.58, 0.68), False),
@@ -343,6 +343,29 @@ def test_close_calls_of_a_choice_are_counted(load, record_of, by, chosen, other,
     assert told == [told_once] * close
     lost = [r.model_copy(update={"status": "diverged"}) if r.tuned.get("train.lr") == 0.001 else r for r in found]
     assert not [line for line in report.build(sweep, lost).caption if "standard error" in line]
+    solved = [r.model_copy(update={"metrics": {"test/accuracy": 1.0}}) if r.role == "report" else r for r in found]
+    assert not [line for line in report.build(sweep, solved).caption if "standard error" in line]
+
+
+def test_close_calls_take_of_each_tuning_seed_the_newest_run(load, record_of):
+    sweep = load(SELECT)
+    cell = sweep.cells()[0]
+
+    def tuned(hour, chosen, other, status="ok"):
+        time = {"start": f"2026-01-01T{hour:02}:00:00Z", "seconds": 1.0}
+        for run in sweep.tuning(cell):
+            value = (other if run.tuned["train.lr"] == 0.001 else chosen)[run.seed - 100]
+            yield record_of(run, 0.0, metrics={"valid/accuracy": value}, status=status, time=time)
+
+    def told(*tuning):
+        caption = report.build(sweep, [*tuning, *reported]).caption
+        return [line for line in caption if "standard error" in line]
+
+    reported = [record_of(run, 0.3 + run.seed / 100) for run in sweep.reported(cell, {"train.lr": 0.01})]
+    close, clear = ((0.50, 0.60), (0.44, 0.54)), ((0.50, 0.60), (0.20, 0.30))
+    assert told(*tuned(1, *close, status="diverged"), *tuned(2, *close)), "older code was wrong"
+    assert not told(*tuned(1, *close), *tuned(2, *clear))
+    assert told(*tuned(2, *close), *tuned(1, *clear)), "in whatever order they are stored"
 
 
 def test_runs_with_the_chosen_settings_stand_before_newer_ones_and_others_are_told(load, record_of):
