@@ -110,10 +110,13 @@ def _notes(group: Sequence[Record], which: str, absent: Sequence[tuple[str, str]
         )
     if any(record[which].get("peak_bytes") is not None for record in group):
         yield "Below: peak memory beyond the inputs."
-    slow = [r for r in group if (r[which].get("launch_ms") or 0) > r[which].get("ms", 0)]
-    if slow:
-        launch = {f"{r['op']}, {r['implementation']}": number(r[which]["launch_ms"]) for r in slow}
-        said = "; ".join(f"{name} {ms}" for name, ms in launch.items())
+    launches: dict[str, list[float]] = {}
+    for record in group:
+        if (record[which].get("launch_ms") or 0) > record[which].get("ms", 0):
+            name = f"{record['op']}, {record['implementation']}"
+            launches.setdefault(name, []).append(record[which]["launch_ms"])
+    if launches:
+        said = "; ".join(f"{name} {' to '.join(spread(ms))}" for name, ms in launches.items())
         yield f"The device's time. The CPU launches these more slowly, unless a CUDA graph does it, in ms: {said}."
     worst: dict[str, float] = {}
     for record in group:
@@ -283,6 +286,11 @@ def _code(code: Record) -> str:
 def number(ms: float) -> str:
     """Three digits."""
     return f"{ms:.3g}" if ms < 100 else f"{ms:,.0f}"
+
+
+def spread(times: Sequence[float]) -> list[str]:
+    """The least and the greatest, once if they read alike."""
+    return list(dict.fromkeys(number(ms) for ms in (min(times), max(times))))
 
 
 def percent(fraction: float) -> str:

@@ -109,6 +109,18 @@ def test_what_was_checked_on_few_tokens_only_is_said() -> None:
     assert "- linear_attention at T=2,048: checked on 601 tokens only (none left)." in forward
 
 
+def test_launches_that_take_longer_than_the_device_are_said_over_all_lengths() -> None:
+    def launched(T: int, ms: float, launch: float, op: str = "hla2") -> dict[str, Any]:
+        record = kernel(op=op, T=T, ms=ms)
+        record["forward"]["launch_ms"] = launch
+        return record
+
+    found = [launched(2048, 0.3, 1.3), launched(8192, 0.4, 0.8), launched(32768, 2.0, 1.9), launched(2048, 1, 3, "dla")]
+    (forward, _) = bench_report.tables(found)
+    (said,) = [line for line in forward.caption if "launches" in line]
+    assert said.endswith("in ms: hla2, mixassay triton 0.8 to 1.3; dla, mixassay triton 3.")
+
+
 def test_the_newest_record_stands_and_devices_are_kept_apart() -> None:
     elsewhere = kernel(ms=9.0) | {"env": {**ENV, "class": "GPU Z, torch 2.11", "device": "GPU Z"}}
     tables = markdown(kernel(ms=0.25), elsewhere, kernel(ms=0.75))
