@@ -88,6 +88,10 @@ class SegmentedRecall:
         for name in ("cur", "prev", "tag", "inline", "noise", "ramp"):
             need(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}")
         need(self.questions > 0, "cur, prev, tag and inline are all 0: nothing is asked")
+        need(
+            self.segments > 1 or self.cur + self.tag > 0,
+            f"prev={self.prev} asks for a binding before the last one, and segments=1 has none",
+        )
         need(self.num_keys >= self.pool, f"pool={self.pool} needs num_keys >= {self.pool}, got {self.num_keys}")
         need(
             max(self.cur, self.prev, self.inline) <= self.pool,

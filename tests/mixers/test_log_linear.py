@@ -1,5 +1,6 @@
 """The log-linear mixers: their level weights, and what makes them their parents."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from torch import nn
 
 from mixassay.errors import UserError
+from mixassay.kernels.common.fenwick import levels
 from mixassay.mixers import mixer, nbytes
+from mixassay.spec import task_cells
+from mixassay.sweep import Sweep
 
 D, T = 16, 40
 PARENTS = {
@@ -117,3 +121,15 @@ def test_live_state_bytes_by_hand():
 def test_errors(name):
     with pytest.raises(UserError, match="levels must be at least 1, got 0"):
         build(name, levels=0)
+
+
+CONFIGS = sorted(p for p in (Path(__file__).parents[2] / "configs").rglob("*.yaml") if "levels: " in p.read_text())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: "/".join(path.parts[-2:]))
+def test_shipped_sweeps_have_the_levels_that_they_train(path: Path) -> None:
+    """With more, rows longer than those of the training would be read by weights that nothing has trained."""
+    cells = [cell.sections for cell in Sweep.load(path).cells() if "levels" in cell.sections.mixer.args]
+    assert cells
+    for task, has in ((cell.task, cell.mixer.args["levels"]) for cell in cells):
+        assert has == max(levels(args["seq_len"]) for args, _, _ in task_cells(task, "train"))

@@ -353,6 +353,7 @@ def test_an_overwriting_memory_gets_cur_right_and_goes_stale_elsewhere() -> None
         ({"segments": 0}, "segments must be at least 1, got 0"),
         ({"noise": -1}, "noise must be at least 0, got -1"),
         ({"cur": 0, "prev": 0, "tag": 0}, "cur, prev, tag and inline are all 0: nothing is asked"),
+        ({"segments": 1, "cur": 0, "tag": 0}, "prev=4 asks for a binding before the last one, and segments=1 has none"),
         ({"pool": 33}, "pool=33 needs num_keys >= 33, got 32"),
         ({"prev": 17}, "cur, prev and inline ask for one key each of pool=16"),
         ({"tag": 129}, "tag=129 is more than segments x pool = 128"),
