@@ -198,12 +198,13 @@ def part(place: Place | None, group: tuple[str, str], of: int) -> Cell:
 
 
 def mean_of_tasks(found: Evaluations, name: str, length: int | None, group: tuple[str, str] | None = None) -> Cell:
-    """Of each seed its mean over tasks, of a group where one is given; missing unless every task has the same seeds."""
+    """Of each seed that has a score for every task its mean over them, of a group where one is given."""
     places = [found.at(name, task, length) for task in found.tasks]
-    values = [(place.group(*group)[0] if group else place.values) for place in places if place is not None]
-    if len(values) < len(places) or any(set(each) != set(values[0]) for each in values) or not values[0]:
+    values = [(place.group(*group)[0] if group else place.values) if place is not None else {} for place in places]
+    seeds = sorted(set.intersection(*(set(each) for each in values)))
+    if not seeds:
         return MISSING
-    m = stats.moments([fmean(each[seed] for each in values) for seed in values[0]])
+    m = stats.moments([fmean(each[seed] for each in values) for seed in seeds])
     return Cell(points(m), fewer(m.n, len(found.seeds(name))))
 
 

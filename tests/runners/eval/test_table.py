@@ -66,6 +66,7 @@ def test_a_cell_with_fewer_seeds_says_so_and_a_missing_one_is_a_dash(evaluated: 
         ("niah_single_2", "attention", "60.0 ± 10.0 n=3x50", "–", "–"),
         ("niah_single_2", "mamba2", "55.0 ± 7.1 (2/3) n=2x50", "–", "–"),
         ("mean of 2", "attention", "60.0 ± 10.0", "–", "–"),
+        ("mean of 2", "mamba2", "50.0 (1/3)", "–", "–"),  # of the one seed that both tasks have
     ]
     assert said == "Seeds 0-2; a cell with fewer says how many"
 
