@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,25 @@ def test_speed_counts_the_tokens_of_every_length(text):
     assert of[16] < of[80]
     mean = sum(T * of[T] for T in lengths) / sum(lengths)
     assert training.speed()["flops_per_token"] == pytest.approx(mean)
+
+
+def test_the_clock_waits_for_the_device_before_it_evaluates_or_writes(text, tmp_path, monkeypatch):
+    """Else steps that are still under way count for nothing, and tokens a second are too many."""
+    one = spec(text, eval_every=4)
+    training = Training(one, "cpu", Ranks())
+    training._batches = Batches(training.stream, 0, training.part).of("cpu", 0, workers=0)
+    late = []
+    clock = itertools.count()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: late.append(training.step))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    training.device = "cuda"
+    for _ in range(12):
+        training.advance()
+    assert late == [4, 8, 10, 12], "where it validates, and every tenth step"
+    before = training.training_seconds
+    training.save(tmp_path / "state")
+    assert late == [4, 8, 10, 12, 12]
+    assert training.training_seconds == before + 1, "a tick of this clock"
 
 
 @pytest.mark.gpu
