@@ -266,7 +266,8 @@ class Training:
             torch.manual_seed(draws.derive(self.spec.seed, "init"))
             model = build(self.spec.model, self.spec.mixer, vocab_size, max_len).to(self.device, dtype)
         model.changes = changes(self.spec.task)
-        first = self.stream.rows(0, (self.spec.seed,), "cpu", slice(0, min(self.micro, self.train.batch_size)))
+        rows = min(self.train.batch_size, max(1, MICRO_TOKENS // self.seq_len))  # however they are dealt out
+        first = self.stream.rows(0, (self.spec.seed,), "cpu", slice(0, rows))
         model.calibrate(first.tokens.to(self.device))
         return model
 

@@ -179,6 +179,20 @@ def test_two_processes_equal_one(text, tmp_path):
     assert begun.metrics == pytest.approx(alone.metrics, abs=1e-10)
 
 
+def test_what_is_calibrated_does_not_depend_on_how_rows_are_dealt_out(text, monkeypatch):
+    monkeypatch.setattr(Ranks, "wrap", lambda self, module: module)
+    run_spec = spec(text)
+    run_spec = run_spec.model_copy(
+        update={"mixer": MixerSpec.model_validate({"name": "dla", "tau": None, "capacity": 3})}
+    )
+    whole, pieces, shared = (
+        Training(run_spec, "cpu", ranks, micro_batch=micro).model
+        for ranks, micro in ((Ranks(), None), (Ranks(), 1), (Ranks(0, 2), None))
+    )
+    assert len({inner.slots.tau.item() for inner in whole.mixers()} - {0.6}) == 2
+    assert weights_digest(pieces) == weights_digest(whole) == weights_digest(shared)
+
+
 def test_ranks_share_a_batch():
     assert [Ranks(rank, 2).part(4) for rank in range(2)] == [slice(0, 2), slice(2, 4)]
 
