@@ -100,7 +100,7 @@ def _check_prompt(asked: Set, number: int, question: Question, tokenizer: Tokens
     tokens = len(tokenizer.encode(question.prompt)) + tokenizer.special
     if tokens != question.tokens:
         raise Refused(f"{where}: the prompt has {tokens} tokens with the model's tokenizer, not {question.tokens}")
-    for limit, whose in ((asked.length, "the set's length"), (longest, "the model's length")):
+    for limit, whose in ((asked.length if asked.within else None, "the set's length"), (longest, "the model's length")):
         if limit is not None and tokens + question.new_tokens > limit:
             raise Refused(f"{where}: {tokens} tokens and {question.new_tokens} new ones are more than {whose} {limit}")
     if asked.copied:

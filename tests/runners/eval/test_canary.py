@@ -1,14 +1,16 @@
 """Canaries die of every fault that a published number has had: lost templates, cut prompts, stop strings, scorers."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mixassay.runners.eval import canary, engine
+from mixassay.runners.eval import canary, engine, ruler
 from mixassay.runners.eval.language import Language
 from mixassay.runners.eval.question import Answer, Question, Set
 from mixassay.runners.eval.script import told
+from mixassay.tasks.ruler.sources import SHIPPED
 from mixassay.tokens import Bytes
 
 
@@ -151,3 +153,11 @@ def test_a_stop_string_that_the_score_does_not_mind(asked: Set, monkeypatch: pyt
 
     with pytest.raises(canary.Refused, match=r"was read as '17\\n"):
         canary.sing(replace(asked, score=contains), Bytes(), None, runs_on)
+
+
+def test_samples_of_lm_evals_generator_may_be_longer_than_their_length(tmp_path: Path) -> None:
+    made = ruler.make("fwe", 1024, 0, 2, Bytes(), SHIPPED, tmp_path, "lm-eval")
+    assert min(q.tokens + q.new_tokens for q in made.questions) > 1024
+    assert sing(made).best == 1.0
+    with pytest.raises(canary.Refused, match="more than the model's length 1024"):
+        sing(made, longest=1024)
