@@ -127,7 +127,9 @@ class Text:
             at += len(sample)
 
     def _bytes(self, labels: Tensor) -> Tensor:
-        return torch.tensor([len(self._tokenizer.decode(row).encode()) for row in labels.tolist()])
+        """A character that the end of a row cuts counts there, as the 3 bytes of U+FFFD, and not in the next row."""
+        texts = [self._tokenizer.decode(row) for row in labels.tolist()]
+        return torch.tensor([len(text.lstrip("\ufffd").encode()) for text in texts])
 
     @property
     def _share(self) -> float:

@@ -7,6 +7,7 @@
     ruler.py, longbench.py, longbench_v2.py, retrieval.py, stock.py     where sets come from
     suites.py     sets by the name of a suite
     canary.py     models that know the answers, which run before any other
+    script.py     what stands in the place of one of our models then
     engine.py     a set through lm-eval's engine, or without it
     session.py    `mixassay eval`: model, sets, canaries, records
     kept.py       records, prompts and answers on the disk

@@ -1,12 +1,18 @@
 """Canaries: two models that know all answers run before any other, and must score 1 and 0.
 
-The copyist writes the right answer, token by token with the tokenizer of the model to come, goes on behind it where a
-stop string must end it, and is held to the same budget. The other one writes signs that no answer has, to the end of
-the budget. So before a number is printed, templates, truncation, budgets, stop strings and scores are known to hold:
+The copyist writes the right answer, token by token with the tokenizer of the model to come, and goes on behind it where
+a stop string must end it. The other one writes signs that no answer has, and more of them than the budget. One of our
+models is asked through its own engine, with them in the place of its layers (`script.py`). So before a number is
+printed, what is between the prompt and the score is known to hold: what is read, budgets, ends, stop strings, whose
+answer is whose, and the scores themselves.
 
-    copyist   1, wherever the answer fits into the budget; where it does not, what the cut answer is worth
-    other     0
+    copyist   the right answer and nothing else, for a score of 1, wherever it fits into the budget; where it does not,
+              what the cut answer is worth
+    other     its signs to the end of the budget, for 0
     prompt    as many tokens as its set says, room for the answer, and, where a task asks to copy, the answer in it
+    score     where all of several answers are wanted, less than 1 without the first
+
+Whether a template still asks what its authors ask they cannot know: its words are compared with theirs in tests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,33 +51,46 @@ class Sung:
     short: int
 
 
-Asking = Callable[[Callable[[Question], str], Set], list[Answer]]
-"""How a set is put to a model that is a function of the question."""
+Script = Callable[[Question], list[int]]
+"""What a canary writes, in tokens, if nothing ends it."""
+
+Asking = Callable[[Script, Set], list[Answer]]
+"""How a set is put to a canary."""
 
 
 def sing(asked: Set, tokenizer: Tokens, longest: int | None, asking: Asking) -> Sung:
     """Both canaries, on all questions of a set. Raises `Refused`, saying which part of the evaluation is wrong."""
     for number, question in enumerate(asked.questions):
         _check_prompt(asked, number, question, tokenizer, longest)
-    copies = asking(lambda question: written(question, tokenizer, right(asked, question), tail(question)), asked)
+        _check_score(asked, number, question)
+    first = {question.prompt: question for question in reversed(asked.questions)}  # who asks the same is told the same
+    whole = {prompt: tokenizer.encode(right(asked, question)) for prompt, question in first.items()}
+    copies = asking(lambda q: whole[q.prompt] + tail(q, tokenizer, whole[q.prompt]), asked)
     short = 0
     for number, (question, answer) in enumerate(zip(asked.questions, copies, strict=True)):
-        whole = right(asked, question)
-        fits = len(tokenizer.encode(whole)) <= question.new_tokens
-        expected = asked.score(question, whole if fits else written(question, tokenizer, whole))
+        ids = whole[question.prompt]
+        fits = len(ids) <= question.new_tokens
+        text = tokenizer.decode(ids) if fits else written(question, tokenizer, ids)
+        expected = 1.0 if fits and first[question.prompt] is question else asked.score(question, text)
         short += not fits
-        if (fits and answer.score < 1 - NEAR) or abs(answer.score - expected) > NEAR:
+        if answer.text != text or abs(answer.score - expected) > NEAR:
             raise Refused(
-                f"canary: {asked.name}, question {number}: the right answer {whole[:80]!r} was read as "
-                f"{answer.text[:80]!r} and scores {answer.score:.4g}, not {1 if fits else expected:.4g}: template, "
-                "stop strings or score of this task are wrong"
+                f"canary: {asked.name}, question {number}: the right answer {text[:80]!r} was read as "
+                f"{answer.text[:80]!r} and scores {answer.score:.4g}, not {expected:.4g}: template, engine, stop "
+                "strings or score of this task are wrong"
             )
-    noise = asking(lambda question: written(question, tokenizer, NOISE * question.new_tokens), asked)
-    for number, answer in enumerate(noise):
+    noise = asking(lambda question: noise_of(question, tokenizer), asked)
+    for number, (question, answer) in enumerate(zip(asked.questions, noise, strict=True)):
         if answer.score > NEAR:
             raise Refused(
                 f"canary: {asked.name}, question {number}: an answer of nothing but {NOISE} scores {answer.score:.4g}, "
                 "not 0: the score of this task is wrong"
+            )
+        text = written(question, tokenizer, noise_of(question, tokenizer))
+        if answer.text != text:
+            raise Refused(
+                f"canary: {asked.name}, question {number}: {len(answer.text)} signs of noise were read, and the budget "
+                f"of {question.new_tokens} tokens is {len(text)}: the engine does not keep to it"
             )
     return Sung(fmean(answer.score for answer in copies), short)
 
@@ -81,7 +100,7 @@ def _check_prompt(asked: Set, number: int, question: Question, tokenizer: Tokens
     tokens = len(tokenizer.encode(question.prompt)) + tokenizer.special
     if tokens != question.tokens:
         raise Refused(f"{where}: the prompt has {tokens} tokens with the model's tokenizer, not {question.tokens}")
-    for limit, whose in ((asked.length, "the set's length"), (longest, "the model's length")):
+    for limit, whose in ((asked.length if asked.within else None, "the set's length"), (longest, "the model's length")):
         if limit is not None and tokens + question.new_tokens > limit:
             raise Refused(f"{where}: {tokens} tokens and {question.new_tokens} new ones are more than {whose} {limit}")
     if asked.copied:
@@ -90,25 +109,40 @@ def _check_prompt(asked: Set, number: int, question: Question, tokenizer: Tokens
             raise Refused(f"{where}: its prompt does not hold the answer {lost[0]!r}")
 
 
+def _check_score(asked: Set, number: int, question: Question) -> None:
+    """Where all of several answers are wanted, those without the first deserve less than full marks."""
+    first, rest = question.answers[0], " ".join(question.answers[1:])
+    if asked.wants == "all" and rest and first.lower() not in rest.lower() and asked.score(question, rest) > 1 - NEAR:
+        raise Refused(
+            f"canary: {asked.name}, question {number}: {rest[:80]!r} scores 1 without {first!r}: the score of this "
+            "task is wrong"
+        )
+
+
 def right(asked: Set, question: Question) -> str:
     """An answer that deserves full marks."""
     return " ".join(question.answers) if asked.wants == "all" else question.answers[0]
 
 
-def tail(question: Question) -> str:
-    """What a model may write behind the answer, and a stop string must cut off."""
-    return question.stop[0] + NOISE if question.stop else ""
+def tail(question: Question, tokenizer: Tokens, answer: list[int]) -> list[int]:
+    """What a model may write behind the answer, and a stop string must cut off where there is room for one."""
+    stop = tokenizer.encode(question.stop[0]) if question.stop else []
+    return stop + tokenizer.encode(NOISE) if stop and len(answer) + len(stop) <= question.new_tokens else []
 
 
-def written(question: Question, tokenizer: Tokens, *texts: str) -> str:
-    """Texts as a model with this tokenizer, budget and stop strings would have written them, one after another."""
+def noise_of(question: Question, tokenizer: Tokens) -> list[int]:
+    """More tokens than the budget has."""
+    return tokenizer.encode(NOISE) * (question.new_tokens + 1)
+
+
+def written(question: Question, tokenizer: Tokens, ids: Sequence[int]) -> str:
+    """The text of these tokens within the budget and before a stop string."""
     from mixassay.runners.eval.language import cut
 
-    ids = [id for text in texts for id in tokenizer.encode(text)]
     return cut(tokenizer.decode(ids[: question.new_tokens]), question.stop)
 
 
-def scripted(script: Callable[[Question], str], asked: Set) -> Any:
+def scripted(script: Script, asked: Set, tokenizer: Tokens) -> Any:
     """A model of lm-eval that answers each prompt of a set as the script says."""
     from lm_eval.api.model import LM
 
@@ -116,7 +150,8 @@ def scripted(script: Callable[[Question], str], asked: Set) -> Any:
 
     class Scripted(LM):  # type: ignore[misc]  # lm-eval has no types
         def generate_until(self, requests: Iterable[Any]) -> list[str]:
-            return [script(by_prompt[request.args[0]]) for request in requests]
+            questions = [by_prompt[request.args[0]] for request in requests]
+            return [written(question, tokenizer, script(question)) for question in questions]
 
         def loglikelihood(self, requests: Any) -> Any:
             raise NotImplementedError

@@ -44,8 +44,8 @@ def make(
             read.text,
             row.answers,
             one.max_new_tokens,
-            len(read.tokens),
-            read.whole,
+            len(read.tokens) + tokenizer.special,
+            read.whole + tokenizer.special,
             groups={"length": bin_of(row.length)} if by_length else {},
             about={"all_classes": row.all_classes, "length": row.length, "id": row.id},
         )
@@ -78,7 +78,7 @@ def fitted(prompt: str, tokenizer: Tokenizer, longest: int | None, new_tokens: i
     taken off again."""
     if longest is None:
         return fit(prompt, tokenizer, None)
-    limit = room = longest - new_tokens
+    limit = room = longest - new_tokens - tokenizer.special
     if limit < 2:
         raise UserError(f"longbench: {name}: the model's {longest} tokens leave no room for a prompt")
     while len((found := fit(prompt, tokenizer, room)).tokens) > limit:

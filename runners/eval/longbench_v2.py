@@ -26,8 +26,8 @@ def make(source: str | Path, n: int | None, tokenizer: Tokenizer, longest: int |
             read.text,
             (f"The correct answer is ({row.answer})",),
             v2.MAX_NEW_TOKENS,
-            len(read.tokens),
-            read.whole,
+            len(read.tokens) + tokenizer.special,
+            read.whole + tokenizer.special,
             groups={"difficulty": row.difficulty, "length": row.length, "domain": row.domain},
             about={"letter": row.answer, "id": row.id},
         )

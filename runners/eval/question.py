@@ -43,6 +43,7 @@ class Set:
     recipe    all that decides the questions and their score: for the record
     wants     "all" the answers, or "any" of them
     copied    whether the answers stand in the prompt, letter by letter
+    within    whether prompt and answer keep to the length: not all samples of lm-eval's generator do
     measures  what else is told of questions and answers as written: name -> a function, whose mean is recorded
     """
 
@@ -53,6 +54,7 @@ class Set:
     recipe: dict[str, Any]
     wants: Literal["all", "any"] = "any"
     copied: bool = False
+    within: bool = True
     length: int | None = None
     seed: int | None = None
     measures: Mapping[str, Callable[[Question, str], float]] = field(default_factory=dict)

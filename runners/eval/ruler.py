@@ -45,6 +45,7 @@ def make(
         recipe=made.recipe(),
         wants="any" if compat != "lm-eval" and asked.scoring == "any" else "all",
         copied=asked.scoring == "all",
+        within=compat != "lm-eval",
         length=length,
         seed=seed,
         measures={"wrong_needle": wrong_needle} if one_of_many else {},

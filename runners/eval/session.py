@@ -18,7 +18,8 @@ from mixassay.runners.eval import canary, engine, hub, kept, longbench, longbenc
 from mixassay.runners.eval.kept import Asked, Subject
 from mixassay.runners.eval.language import Language, Precision
 from mixassay.runners.eval.opened import opened
-from mixassay.runners.eval.question import Answer, Question, Set
+from mixassay.runners.eval.question import Answer, Set
+from mixassay.runners.eval.script import told
 from mixassay.runners.eval.suites import NO_DATA, Data, Suite
 from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics.code import EditDistance
@@ -101,11 +102,13 @@ class Model:
             self.fitting[tokens] = language.batch
             tell(f"{name}: out of memory at batch {before}; went on at batch {language.batch}")
 
-    def canary(self, script: Callable[[Question], str], asked: Set) -> list[Answer]:
+    def canary(self, script: canary.Script, asked: Set) -> list[Answer]:
+        if self.language is None:
+            return engine.ask(canary.scripted(script, asked, self.tokenizer), asked)
+        stand_in = told(self.language, {question.prompt: script(question) for question in asked.questions})
         if self.lm is not None:
-            return engine.ask(canary.scripted(script, asked), asked)
-        texts = [script(question) for question in asked.questions]
-        return [Answer(text, asked.score(q, text)) for q, text in zip(asked.questions, texts, strict=True)]
+            return engine.ask(type(self.lm)(stand_in), asked)
+        return engine.ask_directly(stand_in, asked)
 
 
 @dataclass(frozen=True)

@@ -125,13 +125,23 @@ class Training:
         self.loss_steps += 1
         self.step += 1
         self.tokens += self.train.batch_size * tokens.shape[1]
-        if self.device != "cpu" and self._due(LOOK_EVERY):
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.seconds += now - start
-        self.training_seconds += now - start
-        if self.device == "cpu" or self._due(LOOK_EVERY):
+        took = time.perf_counter() - start
+        self.seconds += took
+        self.training_seconds += took
+        looks = self._due(LOOK_EVERY) or self._due(self.eval_every)
+        if looks:
+            self._wait()
+        if looks or self.device == "cpu":
             self.clock.look(self.tokens, self.training_seconds)
+
+    def _wait(self) -> None:
+        """For the device: what it has still to do of the steps before is training, and not what comes after it."""
+        if self.device != "cpu":
+            start = time.perf_counter()
+            torch.cuda.synchronize()
+            took = time.perf_counter() - start
+            self.seconds += took
+            self.training_seconds += took
 
     def _add_gradients(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Of a micro-batch, to those that are there; its share of the loss."""
@@ -228,6 +238,7 @@ class Training:
 
     def save(self, folder: Path) -> None:
         """Every rank must call it; the first one writes."""
+        self._wait()
         self.loss_sum = self.ranks.mean(self.loss_sum)  # of which the mean over the ranks is what it was
         if not self.ranks.first:
             return
@@ -264,7 +275,8 @@ class Training:
             torch.manual_seed(draws.derive(self.spec.seed, "init"))
             model = build(self.spec.model, self.spec.mixer, vocab_size, max_len).to(self.device, dtype)
         model.changes = changes(self.spec.task)
-        first = self.stream.rows(0, (self.spec.seed,), "cpu", slice(0, min(self.micro, self.train.batch_size)))
+        rows = min(self.train.batch_size, max(1, MICRO_TOKENS // self.seq_len))  # however they are dealt out
+        first = self.stream.rows(0, (self.spec.seed,), "cpu", slice(0, rows))
         model.calibrate(first.tokens.to(self.device))
         return model
 

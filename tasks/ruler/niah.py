@@ -89,7 +89,7 @@ def needle(kind: Value, key: str, value: str) -> str:
     return f"One of the special magic {kind} for {key} is: {value}."
 
 
-NEEDLE = re.compile(r"One of the special magic \w+ for \S+ is: (\S+)\.")
+NEEDLE = re.compile(r"One of the special magic \w+ for .+? is: (\S+)\.")
 
 
 def is_of_another_key(prompt: str, answers: Sequence[str], text: str) -> bool:

@@ -82,6 +82,13 @@ def test_evaluation_rows_tile_what_is_held_out(files, split):
         text.rows(torch.tensor([n + 5]), seed=0, split=split)
 
 
+@pytest.mark.parametrize("seq_len", [64, 65])
+def test_characters_that_the_end_of_a_row_cuts_are_counted_once(seq_len, tmp_path):
+    (tmp_path / "a.txt").write_text("日本語のテキスト。これは文です。\n" * 400, encoding="utf-8")
+    rows = task((str(tmp_path),), held_out=0.2, seq_len=seq_len).rows(torch.arange(30), seed=0, split="valid")
+    assert abs(rows.slices["bytes"].sum() - 30 * seq_len) <= 2, "but for the ends of the first and the last row"
+
+
 SAMPLED = {"seq_len": 2200, "samples": ("niah_single_2", "niah_multivalue"), "lengths": (730, 1100)}
 
 

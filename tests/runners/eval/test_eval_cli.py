@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from mixassay.runners.eval import canary, longbench, longbench_v2, ruler, table
 from mixassay.runners.eval import kept as keeping
-from mixassay.runners.eval import ruler, table
+from mixassay.runners.eval.question import Answer
 from mixassay.runners.store import Store
+from mixassay.tokens import Bytes
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.usefixtures("offline")
@@ -190,6 +192,36 @@ def test_longbench_v2(place: Any, kept: Any, data: Path) -> None:
         {"difficulty": "easy"}, {"difficulty": "hard"}, {"domain": "Code"}, {"length": "long"},
     ]  # fmt: skip
     assert (record.metrics["test/prompt_tokens"] or 999) <= 600 - 128
+
+
+class FirstAToken(Bytes):
+    """Bytes whose file asks for a token before every prompt."""
+
+    special = 1
+
+
+def test_longbench_counts_the_tokens_that_stand_around_a_prompt(data: Path) -> None:
+    folder, long = data / "longbench", "Nothing is here. " * 60
+    folder.mkdir()
+    row = {"input": "Who?", "context": long, "answers": ["Anna"], "dataset": "qasper", "all_classes": None, "length": 9}
+    (folder / "qasper.jsonl").write_text(json.dumps(row))
+    row = {"question": "Who?", "context": long, "answer": "C", "difficulty": "hard", "length": "long", "domain": "Code"}
+    (folder / "longbench_v2.jsonl").write_text(json.dumps(row | {f"choice_{letter}": letter for letter in "ABCD"}))
+    for longest in (None, 777):
+        for asked in (
+            longbench.make("qasper", folder, None, FirstAToken(), longest),
+            longbench_v2.make(folder, None, FirstAToken(), longest),
+        ):
+            (question,) = asked.questions
+            assert question.tokens == len(question.prompt) + 1
+            assert question.cut == (longest is not None)
+            assert longest is None or question.tokens + question.new_tokens in (776, 777), "halves are even"
+            assert canary.sing(asked, FirstAToken(), longest, copied).best == 1.0
+
+
+def copied(script: Any, asked: Any) -> list[Answer]:
+    texts = [canary.written(q, FirstAToken(), script(q)) for q in asked.questions]
+    return [Answer(text, asked.score(q, text)) for q, text in zip(asked.questions, texts, strict=True)]
 
 
 def test_the_hub_without_a_network(place: Any, kept: Any) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from typing import Any
 
 import pytest
@@ -113,6 +114,25 @@ def test_speed_counts_the_tokens_of_every_length(text):
     assert training.speed()["flops_per_token"] == pytest.approx(mean)
 
 
+def test_the_clock_waits_for_the_device_before_it_evaluates_or_writes(text, tmp_path, monkeypatch):
+    """Else steps that are still under way count for nothing, and tokens a second are too many."""
+    one = spec(text, eval_every=4)
+    training = Training(one, "cpu", Ranks())
+    training._batches = Batches(training.stream, 0, training.part).of("cpu", 0, workers=0)
+    late = []
+    clock = itertools.count()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: late.append(training.step))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    training.device = "cuda"
+    for _ in range(12):
+        training.advance()
+    assert late == [4, 8, 10, 12], "where it validates, and every tenth step"
+    before = training.training_seconds
+    training.save(tmp_path / "state")
+    assert late == [4, 8, 10, 12, 12]
+    assert training.training_seconds == before + 1, "a tick of this clock"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mixer", ["mamba2", "gated_deltanet"])  # torch's attention has no fixed order of sums
@@ -157,6 +177,20 @@ def test_two_processes_equal_one(text, tmp_path):
     for name, values in alone.curve.items():
         assert begun.curve[name] == pytest.approx(values, abs=1e-10), name
     assert begun.metrics == pytest.approx(alone.metrics, abs=1e-10)
+
+
+def test_what_is_calibrated_does_not_depend_on_how_rows_are_dealt_out(text, monkeypatch):
+    monkeypatch.setattr(Ranks, "wrap", lambda self, module: module)
+    run_spec = spec(text)
+    run_spec = run_spec.model_copy(
+        update={"mixer": MixerSpec.model_validate({"name": "dla", "tau": None, "capacity": 3})}
+    )
+    whole, pieces, shared = (
+        Training(run_spec, "cpu", ranks, micro_batch=micro).model
+        for ranks, micro in ((Ranks(), None), (Ranks(), 1), (Ranks(0, 2), None))
+    )
+    assert len({inner.slots.tau.item() for inner in whole.mixers()} - {0.6}) == 2
+    assert weights_digest(pieces) == weights_digest(whole) == weights_digest(shared)
 
 
 def test_ranks_share_a_batch():

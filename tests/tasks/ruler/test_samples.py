@@ -188,3 +188,12 @@ def test_the_value_of_another_key_is_told_from_the_right_and_from_none(
     ):
         assert niah.is_of_another_key(sample.prompt, sample.answers, f" {text}.") is another
     assert not niah.is_of_another_key(sample.prompt, sample.answers, "1234567, I think")
+
+
+def test_a_key_of_several_words_is_a_key() -> None:
+    """Some of RULER's nouns are two words, and one of its adjectives."""
+    prompt = " ".join(
+        niah.needle("numbers", key, value) for key, value in (("red-dog", "1"), ("ad hoc-dune buggy", "2"))
+    )
+    assert niah.is_of_another_key(prompt, ("1",), "2")
+    assert not niah.is_of_another_key(prompt, ("2",), "2")
