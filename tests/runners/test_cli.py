@@ -92,6 +92,10 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(place: Any, verb: str,
         (["run", "tiny.yaml", "--device", "tpu"], "--device should be"),
         (["run", "tiny.yaml", "train.stepz=3"], 'Did you mean "steps"?'),
         (["report", "tiny.yaml"], "`mixassay run tiny.yaml` makes it"),
+        (["new", "mixer", "class"], "class is taken"),
+        (["new", "mixer", "attention"], "attention is taken"),
+        (["new", "mixer", "random"], "random.py would hide the Python module random"),
+        (["new", "mixer", "mine", "--dir", "tiny.yaml/below"], "cannot write to tiny.yaml/below: Not a directory"),
         (["lost"], "lost"),
     ],
 )
@@ -189,7 +193,15 @@ def test_a_published_table_beside_ours(place: Any, trained: Path) -> None:
 
 def test_write_keeps_the_table_beside_the_records(place: Any, trained: Path) -> None:
     report(place, trained, "--write")
-    assert "| attention |" in (trained / "results/tiny/TABLE.md").read_text()
+    table = trained / "results/tiny/TABLE.md"
+    assert "| attention |" in table.read_text()
+    table.unlink()
+    table.mkdir()
+    words = str(trained / "tiny.yaml"), "--results", str(trained / "results")
+    said = place.run("report", *words, "--write")
+    table.rmdir()
+    assert said.code == 2
+    assert said.err == f"cannot write to {table}: Is a directory\n"
 
 
 def test_plan_trains_nothing(place: Any) -> None:
