@@ -419,7 +419,7 @@ def test_only_that_matches_nothing() -> None:
 def test_only_is_told_by_its_name_and_says_each_thing_once() -> None:
     with pytest.raises(UserError, match=r"^--only names mixer twice; any of several values is mixer=\[A, B\]$"):
         conditions("mixer=attention,mixer=mamba2")
-    with pytest.raises(UserError, match='^--only "mixer": write key=value'):
+    with pytest.raises(UserError, match=r'^--only "mixer": write key=value'):
         conditions("mixer")
 
 
