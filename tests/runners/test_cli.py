@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from mixassay.runners import cli
 
 TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
@@ -105,6 +108,12 @@ def test_a_mistake_on_the_command_line(place: Any, words: list[str], message: st
     assert said.code == 2
     assert message in said.err
     assert "Traceback" not in said.err
+
+
+def test_ctrl_c_while_the_verbs_are_imported_is_no_traceback(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "load_verbs", lambda: os.kill(os.getpid(), signal.SIGINT))
+    said = place.run("list", "tasks")
+    assert (said.code, said.out, said.err) == (130, "", "")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

@@ -125,6 +125,8 @@ class Plain(Mixer):
 class Counts(Plain):
     """Keeps a number of its own between steps."""
 
+    seen: torch.Tensor
+
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
         self.register_buffer("seen", torch.zeros(()))
@@ -141,7 +143,7 @@ class Drops(Plain):
 
 
 class Answerless(Plain):
-    def forward(self, x):
+    def forward(self, x) -> Any:
         return x, x
 
 
