@@ -93,7 +93,7 @@ class Mixer(nn.Module):
 
         This takes T steps. A mixer may count faster, as attention does; the contract tests hold it to the live state.
         """
-        x = next(self.parameters()).new_zeros(1, self.d_model)
+        x = next(self.parameters(), torch.empty(())).new_zeros(1, self.d_model)
         state = self.init_state(1)
         for _ in range(T):
             _, state = self.step(x, state)

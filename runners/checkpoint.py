@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -45,11 +47,16 @@ def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The newest state and its tensors (on the CPU), or None where there is none."""
+    """The newest state and its tensors (on the CPU), or None where there is none. One that cannot be read (a disk lost
+    it, a copy was cut short) costs time and no number: training begins again, and standard error says so."""
     if not (folder / "state.json").exists():
         return None
-    state = json.loads((folder / "state.json").read_text())
-    return state, load_file(folder / state["tensors"])
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        return state, load_file(folder / state["tensors"])
+    except (ValueError, KeyError, TypeError, FileNotFoundError, SafetensorError) as problem:
+        print(f"checkpoint {folder} is damaged ({problem}); training begins at its first step", file=sys.stderr)
+        return None
 
 
 def remove(folder: Path) -> None:

@@ -224,11 +224,12 @@ class Launcher:
         self._drain("refused", message["message"])
 
     def _on_exit(self, process: Member, message: dict[str, Any]) -> None:
+        leaving = process.leaving  # closing says so of all
         process.close()
         del self.crew.members[process.slot]
         if process.killed_for is not None:
             self._give_up(process, *process.killed_for)
-        elif not process.ready and not process.leaving and self._refuses(message):
+        elif not process.ready and not leaving and self._refuses(message):
             said = "\n".join(process.last_words) or f"it ended with {message['code']} and said nothing"
             said = message.get("lost") or said
             process.job = None

@@ -130,7 +130,8 @@ def task_version(name: str, plugins: Iterable[Path] = ()) -> int | None:
     """`version` of a task as its source text has it; None where it is computed there, or nobody registers the name."""
     built_in = provenance.PACKAGE / "tasks" / f"{name}.py"
     for path in [built_in] if built_in.is_file() else plugins:
-        classes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)]
+        with provenance.parsing(path):
+            classes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)]
         for line in (line for node in classes if _registers(node, name) for line in node.body):
             value = line.value if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "version" else None
             if isinstance(value, ast.Constant) and isinstance(value.value, int):

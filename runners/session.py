@@ -92,7 +92,7 @@ class Session:
         self.store.check_writable()
         checkpoints = self._checkpoints()
         prepare = {
-            "results": str(self.store.root),
+            "results": str(self.store.root.absolute()),  # a mixer may change the folder
             "plugins": list(self.sweep.plugins),
             "files": [str(path) for path in self.recorder.plugins],
             "kinds": [[spec.config(), self.recorder.source(spec)] for spec in self.recorder.kinds.values()],
@@ -109,7 +109,7 @@ class Session:
                 self.settings,
                 check={"path": str(self.sweep.path), "overrides": list(self.options.overrides)},
                 sweep=prepare,
-                folder=checkpoints,
+                folder=checkpoints.absolute(),
                 store=self.store,
                 recorder=self.recorder,
                 tell=tell,

@@ -64,7 +64,23 @@ class Stack:
     def weights(self, row: int) -> dict[str, Tensor]:
         """One model's parameters and buffers, by their names in the model."""
         named = self._named([view[row] for view in self._views()])
-        return named | {name: b[row] for name, b in self.buffers.items()}
+        return named | {name: b[row] for name, b in self.held().items()}
+
+    def held(self) -> dict[str, Tensor]:
+        """The buffers of all models [M, ...], as training has left them."""
+        if self.mode == "vmap" or not self.models:
+            return self.buffers
+        return {name: torch.stack([m.get_buffer(name).detach() for m in self.models]) for name in self.buffers}
+
+    @torch.no_grad()
+    def hold(self, buffers: dict[str, Tensor]) -> None:
+        """What `held` gave."""
+        for name, rows in buffers.items():
+            if self.mode == "vmap":
+                self.buffers[name].copy_(rows)
+            else:
+                for model, row in zip(self.models, rows, strict=True):
+                    model.get_buffer(name).copy_(row)
 
     def model(self, row: int) -> Model:
         """One model as a module with its weights, until the next call: side by side there is one module for all."""

@@ -1,5 +1,6 @@
 """Trains the members of a stack together, each as it would train alone."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from mixassay.runners import checkpoint as disk
 from mixassay.runners import first_step
+from mixassay.runners.chance import nothing_drawn
 from mixassay.runners.outcome import Interrupted, Keep, Outcome
 from mixassay.runners.training import Training
 from mixassay.spec import RunSpec
@@ -41,7 +43,8 @@ def run(
     yield from training.finished
     saved = shown = time.monotonic()
     while training.members:
-        training.advance()
+        with nothing_drawn() if training.step == 0 and device == "cpu" else contextlib.nullcontext():
+            training.advance()
         done = training.settle()
         now = time.monotonic()
         stop = should_stop()

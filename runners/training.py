@@ -260,7 +260,8 @@ class Training:
             "calm": self.loss_scale.calm,
             "skipped": self.loss_scale.skipped,
         }
-        checkpoint.save(folder, state, tensors)
+        buffers = {f"buffer.{name}": held for name, held in self.stack.held().items()}
+        checkpoint.save(folder, state, tensors | buffers)
 
     def resume(self, folder: Path) -> None:
         found = checkpoint.load(folder)
@@ -277,6 +278,8 @@ class Training:
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
         self.loss_sum, self.active, self.broke_at = tensors["loss_sum"], tensors["active"], tensors["broke_at"]
+        buffers = {f"buffer.{name}": name for name in self.stack.buffers}
+        self.stack.hold({name: tensors[key] for key, name in buffers.items() if key in tensors})
         if "loss_scale" in tensors:  # else the checkpoint is older
             self.loss_scale = LossScale(tensors["loss_scale"], tensors["calm"], tensors["skipped"])
 

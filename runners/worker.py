@@ -57,9 +57,10 @@ class Task:
         note = self.folder / "members.json"
         left = [key for key in self.runs if key not in self.done]
         if left and (self.folder / "state").is_dir() and note.is_file():
-            members = json.loads(note.read_text())
-            if all(key in self.runs for key in members) and set(left) <= set(members):
-                return [self.runs[key] for key in members]
+            with contextlib.suppress(ValueError):  # cut short: the checkpoint then begins again
+                members = json.loads(note.read_text())
+                if all(key in self.runs for key in members) and set(left) <= set(members):
+                    return [self.runs[key] for key in members]
         if left:
             note.write_text(json.dumps(left))
         return [self.runs[key] for key in left]
@@ -67,8 +68,9 @@ class Task:
 
 def main() -> None:
     device, threads = sys.argv[1], int(sys.argv[2])
-    say = speaker(claim_stdout())
-    lines, stopping = listen()
+    into, out = claim_pipes()
+    say = speaker(out)
+    lines, stopping = listen(into)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
@@ -77,11 +79,14 @@ def main() -> None:
         say("refused", message=str(problem))
 
 
-def claim_stdout() -> TextIO:
-    """The real standard output, kept for messages; what else is printed from now on goes to standard error."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
+def claim_pipes() -> tuple[int, TextIO]:
+    """The real standard input and output, kept for messages: what else is printed from now on goes to standard error,
+    and who asks a question (a forgotten `breakpoint()`) gets no answer, instead of our messages."""
+    into, out = os.dup(0), os.fdopen(os.dup(1), "w", buffering=1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    return out
+    return into, out
 
 
 def speaker(out: TextIO) -> Say:
@@ -92,14 +97,14 @@ def speaker(out: TextIO) -> Say:
     return say
 
 
-def listen() -> tuple[Messages, threading.Event]:
+def listen(into: int) -> tuple[Messages, threading.Event]:
     """Messages as they come (None is the end), and an event that is set once the input has ended."""
     inbox: Messages = queue.Queue()
     ended = threading.Event()
 
     def read() -> None:
         rest = b""
-        while chunk := os.read(0, 1 << 16):  # not sys.stdin, whose lock a reading thread would hold when we exit
+        while chunk := os.read(into, 1 << 16):  # no file, whose lock a reading thread would hold when we exit
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 inbox.put(json.loads(line))

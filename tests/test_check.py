@@ -71,6 +71,13 @@ class NeedsValues(Mixer):
         torch.rand(1)
 
 
+@mixer("frozen")
+class Frozen(Mixer):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.basis = torch.nn.Parameter(torch.ones(d_model), requires_grad=False)
+
+
 @mixer("broken")
 class Broken(Mixer):
     def __init__(self, d_model: int) -> None:
@@ -92,7 +99,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     Path("plugged.py").write_text(PLUGIN)
     yield
-    for name in ("plugged", "even", "needs_values", "broken"):
+    for name in ("plugged", "even", "needs_values", "frozen", "broken"):
         mixer._found.pop(name, None)
 
 
@@ -220,6 +227,12 @@ def test_a_mixer_that_fails_otherwise_is_told_with_the_line_of_its_code() -> Non
     (found,) = faults(text)
     line = PLUGIN.split("\n").index('        raise ZeroDivisionError("no such luck")') + 1
     assert found == at[0] + f"mixer broken cannot be made: ZeroDivisionError: no such luck (plugged.py:{line})"
+
+
+def test_a_parameter_that_takes_no_gradient_is_refused() -> None:
+    text, at = places(HEAD + "mixer: ⟦frozen\n")
+    said = "frozen: parameter basis takes no gradient; what is not trained is a buffer (register_buffer)"
+    assert faults(text) == [at[0] + said]
 
 
 def test_each_distinct_mixer_is_built_once_without_memory() -> None:

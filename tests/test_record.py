@@ -47,6 +47,7 @@ def test_lines_that_hold_no_record_say_why(make_record):
     for text, why in (
         (line[:50], "not JSON"),
         (b"\x00\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[1, 2]", 'no schema number "v"'),
         (line.replace(b'"v":1', b'"v":"x"'), 'no schema number "v"'),
         (line.replace(b'"ok"', b'"fine"'), "status: "),

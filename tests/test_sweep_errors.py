@@ -379,6 +379,12 @@ OVERRIDES = {
     "train.stps=100": 'unknown key "train.stps". Did you mean "steps"?',
     "train.lr=x": 'train.lr should be a number, got "x"',
     "trian.lr=1": 'unknown key "trian". Did you mean "train"?',
+    "extends=other.yaml": "has no effect: what a file extends is read before; write it into the file",
+    "seeds=0-99999999999": 'seeds should name 10,000 seeds at most, got "0-99999999999"',
+    "sweep.grid.train.lr={logspace: [1, 2, 999999999]}": "train.lr should have 10,000 values at most,"
+    ' got {"logspace": [1, 2, 999999999]}',
+    "sweep.grid.model.n_layers={range: [1, 999999999]}": "model.n_layers should have 10,000 values at most,"
+    ' got {"range": [1, 999999999]}',
     "train.lr.x=1": "nothing can be set inside 0.1 (sweep.yaml:6:24)",
     "model.d_model=64": "has no effect: the sweep sets model.d_model; override sweep.grid.model.d_model=[64]",
     "sweep.grid.model.dmodel=[64]": 'sweep path "model.dmodel" is not a config field. Did you mean "model.d_model"?',
@@ -408,6 +414,13 @@ def test_only_that_matches_nothing() -> None:
         sweep.only({"mixr": "attention"})
     with pytest.raises(UserError, match="none has all of these values together"):
         sweep.only({"mixer": "attention", "mixer.d_state": 16})
+
+
+def test_only_is_told_by_its_name_and_says_each_thing_once() -> None:
+    with pytest.raises(UserError, match=r"^--only names mixer twice; any of several values is mixer=\[A, B\]$"):
+        conditions("mixer=attention,mixer=mamba2")
+    with pytest.raises(UserError, match=r'^--only "mixer": write key=value'):
+        conditions("mixer")
 
 
 def test_reported_runs_need_the_chosen_values() -> None:

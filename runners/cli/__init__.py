@@ -59,9 +59,9 @@ def load_verbs() -> None:
 
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2; a bug keeps its traceback."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     load_verbs()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     try:
         app()
     except UserError as problem:

@@ -105,8 +105,8 @@ def eval_(
         suite=suite,
         results=results,
         tasks=words(tasks),
-        lengths=tuple(length(text) for text in words(lengths)),
-        seeds=tuple(number(text) for text in words(seeds)),
+        lengths=tuple(dict.fromkeys(length(text) for text in words(lengths))),
+        seeds=tuple(dict.fromkeys(number(text) for text in words(seeds))),  # twice, they would halve a variance
         limit=limit,
         data=data_of(data, suite),
         essay=tuple(essay or ()),
@@ -172,14 +172,21 @@ def show(records: list[RunRecord], as_json: bool) -> None:
 
 
 def words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    """Each once, however often it is named."""
+    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+
+
+LONGEST = 1 << 24
 
 
 def length(text: str) -> int:
     """4096, 4K or 4k."""
     if not (found := re.fullmatch(r"(\d+)([kK]?)", text)):
         raise UserError(f"--lengths: {text} is no number of tokens such as 4096 or 4K")
-    return int(found[1]) * (1024 if found[2] else 1)
+    tokens = int(found[1]) * (1024 if found[2] else 1)
+    if tokens > LONGEST:
+        raise UserError(f"--lengths: {text} is more than {LONGEST:,} tokens")
+    return tokens
 
 
 def number(text: str) -> int:

@@ -97,7 +97,7 @@ def report(
         print_grids(grids, format)
     if write:
         path = results / sweep.name / "TABLE.md"
-        path.write_text("\n".join(render.markdown(grid) for grid in grids))
+        write_text(path, "\n".join(render.markdown(grid) for grid in grids))
         errors.print(f"written to {path}", highlight=False)
     if html is not None:
         words = [file, *texts(overrides, None), *(["--results", str(results)] if results != RESULTS else [])]

@@ -102,7 +102,9 @@ def collect(records: Iterable[RunRecord]) -> Evaluations:
     """Raises `UserError` where there is no record of an evaluation."""
     wanted = [record for record in records if is_evaluation(record) and record.status == "ok"]
     if not wanted:
-        raise UserError("no record of an evaluation; `mixassay eval` makes them")
+        raise UserError(
+            "no record of an evaluation; `mixassay eval` makes them, and a sweep's table is that of its file"
+        )
     names = labels(wanted)
     groups: dict[tuple[str, str, int | None], list[RunRecord]] = {}
     for record in wanted:

@@ -1,5 +1,6 @@
 """Trains a language model, on one rank or several, from its first step or its checkpoint to its outcome."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from mixassay import plugins
 from mixassay.runners import checkpoint as disk
 from mixassay.runners import first_step
+from mixassay.runners.chance import nothing_drawn
 from mixassay.runners.lm.ranks import Ranks, together
 from mixassay.runners.lm.training import End, Training, tensors_of
 from mixassay.runners.outcome import Interrupted, Keep, Outcome
@@ -73,7 +75,8 @@ def _lead(
     """Rank 0's way to the end of the run."""
     ranks, saved, shown, told = training.ranks, time.monotonic(), 0.0, training.curve["step"][:]
     while True:
-        training.advance()
+        with nothing_drawn() if training.step == 0 and training.device == "cpu" else contextlib.nullcontext():
+            training.advance()
         end = training.settle()
         now = time.monotonic()
         due = checkpoint is not None and now - saved > every

@@ -338,7 +338,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 @torch.no_grad()
 def state_bytes(inner: Mixer, T: int) -> int:
     """On the state behind T tokens, or behind one where the mixer's law says that this is as large."""
-    like, T = next(inner.parameters()), 1 if inner.state_law == "constant" else T
+    like, T = next(inner.parameters(), torch.empty(())), 1 if inner.state_law == "constant" else T
     return nbytes(inner.prefill(like.new_zeros(1, T, inner.d_model), inner.init_state(1))[1])
 
 

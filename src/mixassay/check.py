@@ -163,12 +163,15 @@ def tried(cls: type[nn.Module], d_model: int, args: Args) -> int:
     """Build a mixer for nothing but its complaints. Where the meta device is too little for it, on the CPU."""
     try:
         with torch.device("meta"):
-            cls(d_model, **args)
+            made = cls(d_model, **args)
     except UserError:
         raise
     except Exception:
         with torch.random.fork_rng(devices=[]):
-            cls(d_model, **args)
+            made = cls(d_model, **args)
+    for name, p in made.named_parameters():
+        if not p.requires_grad:  # stacked, it would be trained all the same
+            raise UserError(f"parameter {name} takes no gradient; what is not trained is a buffer (register_buffer)")
     return d_model
 
 

@@ -119,9 +119,16 @@ def rules(node: Node | None, kind: str, tuned: Iterable[str], problems: Problems
     return found
 
 
+MOST = 10_000
+"""Seeds, and values of an axis: more is a slip of the finger, and would fill the memory before anything is said."""
+
+
 def parse_seeds(node: Node, what: str, problems: Problems) -> tuple[int, ...]:
     """[0, 1, 2], or "0-2". Empty where neither is found."""
     ends = re.fullmatch(r"([0-9]+)-([0-9]+)", node.value) if isinstance(node.value, str) else None
+    if ends and int(ends[2]) - int(ends[1]) >= MOST:
+        problems.add(node.at, f"{what} should name {MOST:,} seeds at most, got {shown(node.plain())}")
+        return ()
     if ends:
         found = list(range(int(ends[1]), int(ends[2]) + 1))
     elif isinstance(node.value, list):
@@ -150,6 +157,10 @@ def axis(path: str, node: Node, problems: Problems) -> list[Node]:
         return [replace(item, key=node.key) for item in node.value]
     ends = next(iter(node.value.items())) if isinstance(node.value, dict) and len(node.value) == 1 else ("", node)
     numbers = ends[1].plain()
+    count = numbers[-1] if ends[0] == "logspace" else numbers[-1] - numbers[0] + 1 if is_numbers(numbers, 2) else 0
+    if ends[0] in ("logspace", "range") and isinstance(numbers, list) and type(count) is int and count > MOST:
+        problems.add(node.at, f"{path} should have {MOST:,} values at most, got {shown(node.plain())}")
+        return []
     if ends[0] == "logspace" and is_numbers(numbers, 3) and numbers[0] > 0 < numbers[1] and is_count(numbers[2], 2):
         return [Node(value, node.at, node.key) for value in logspace(*numbers)]
     if (

@@ -34,6 +34,9 @@ def override(root: Node, texts: Iterable[str], found: Problems) -> Node:
     """The data with command-line values set over it."""
     for text in texts:
         path, value = assignment(text, found)
+        if path == "extends":
+            found.add(value.at, "has no effect: what a file extends is read before; write it into the file")
+            continue
         root = spell_out(root)
         for swept in ("sweep.grid", "sweep.select.axes"):  # where one key is itself a dotted path
             if path.startswith(f"{swept}."):

@@ -111,11 +111,10 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`changes` bool [B, T] for a mixer that is told them; `at` int64 [B, Q]: the only tokens that are wanted."""
         y: Tensor = self.mixer(h, *changes)
-        if y.shape != x.shape:
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            found = f"shape {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             name = type(self.mixer).__name__
-            raise UserError(
-                f"{name}.forward returned shape {list(y.shape)} for x of shape {list(x.shape)}; both must agree"
-            )
+            raise UserError(f"{name}.forward returned {found} for x of shape {list(x.shape)}; both must agree")
         return self._rest(x, y, after, at)
 
     def prefill(self, x: Tensor, h: Tensor, after: Next) -> tuple[Tensor, Tensor, State]:

@@ -6,6 +6,7 @@ only, and a commit to the README re-runs nothing.
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -46,7 +47,10 @@ def source_of(spec: Sections, plugins: Iterable[Path] = ()) -> str:
         if _file(module) is not None:
             roots.append(module)
         else:
-            mine = [path for path in files if registers(path.read_bytes(), kind, name)]
+            mine = []
+            for path in files:
+                with parsing(path):
+                    mine += [path] if registers(path.read_bytes(), kind, name) else []
             entry = plug_ins.installed(kind).get(name)
             if not mine and entry is not None and (file := plug_ins.module_file(entry.module)) is not None:
                 mine = [file]
@@ -96,12 +100,23 @@ def closure(roots: Iterable[str | Path]) -> dict[str, Path]:
             continue
         found[name] = path
         own = not name.startswith("mixassay")
-        for imported in _imports(path.read_bytes(), name, _is_package(path)):
+        with parsing(path):
+            imports = _imports(path.read_bytes(), name, _is_package(path))
+        for imported in imports:
             if _file(imported) is not None:
                 todo.append((imported, None))
             elif own and (other := _beside(path, name, imported)) is not None:
                 todo.append((imported, other))
     return dict(sorted(found.items()))
+
+
+@contextlib.contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """Inside, a file of a plug-in that is not Python is a user's mistake."""
+    try:
+        yield
+    except SyntaxError as fault:
+        raise UserError(f"{plug_ins.beside(path)}:{fault.lineno or 1}: SyntaxError: {fault.msg}") from None
 
 
 def _is_package(path: Path) -> bool:

@@ -187,7 +187,7 @@ def parse(line: bytes, shared: Shared | None = None) -> RunRecord:
         first = problem.errors(include_url=False)[0]
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Unreadable("not JSON") from None
     v = data.get("v") if isinstance(data, dict) else None
     if not isinstance(v, int):

@@ -230,9 +230,9 @@ def short(tag: str) -> str:
     return tag.replace(TAG, "!!")
 
 
-def assignment(text: str, problems: Problems) -> tuple[str, Node]:
+def assignment(text: str, problems: Problems, what: str = "override") -> tuple[str, Node]:
     """`key=value` from the command line, the value read as YAML."""
-    at = Place(f'override "{text}"')
+    at = Place(f'{what} "{text}"')
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:

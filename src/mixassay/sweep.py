@@ -105,9 +105,14 @@ class Sweep:
 def conditions(text: str) -> Args:
     """`mixer=gla,task.num_kv=[4, 8]` as values by path. A list matches any of its members."""
     found = Problems()
-    pairs = [assignment(part, found) for part in re.split(r",(?=[\w.]+=)", text)]
+    values: Args = {}
+    for part in re.split(r",(?=[\w.]+=)", text):
+        path, node = assignment(part, found, "--only")
+        if path in values:
+            raise UserError(f"--only names {path} twice; any of several values is {path}=[A, B]")
+        values[path] = node.plain()
     found.raise_any()
-    return {path: node.plain() for path, node in pairs}
+    return values
 
 
 class Reading:

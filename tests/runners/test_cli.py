@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from mixassay.runners import cli
 
 TINY = Path(__file__).with_name("tiny.yaml").read_text()
 
@@ -92,6 +95,10 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(place: Any, verb: str,
         (["run", "tiny.yaml", "--device", "tpu"], "--device should be"),
         (["run", "tiny.yaml", "train.stepz=3"], 'Did you mean "steps"?'),
         (["report", "tiny.yaml"], "`mixassay run tiny.yaml` makes it"),
+        (["new", "mixer", "class"], "class is taken"),
+        (["new", "mixer", "attention"], "attention is taken"),
+        (["new", "mixer", "random"], "random.py would hide the Python module random"),
+        (["new", "mixer", "mine", "--dir", "tiny.yaml/below"], "cannot write to tiny.yaml/below: Not a directory"),
         (["lost"], "lost"),
     ],
 )
@@ -101,6 +108,12 @@ def test_a_mistake_on_the_command_line(place: Any, words: list[str], message: st
     assert said.code == 2
     assert message in said.err
     assert "Traceback" not in said.err
+
+
+def test_ctrl_c_while_the_verbs_are_imported_is_no_traceback(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "load_verbs", lambda: os.kill(os.getpid(), signal.SIGINT))
+    said = place.run("list", "tasks")
+    assert (said.code, said.out, said.err) == (130, "", "")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -189,7 +202,15 @@ def test_a_published_table_beside_ours(place: Any, trained: Path) -> None:
 
 def test_write_keeps_the_table_beside_the_records(place: Any, trained: Path) -> None:
     report(place, trained, "--write")
-    assert "| attention |" in (trained / "results/tiny/TABLE.md").read_text()
+    table = trained / "results/tiny/TABLE.md"
+    assert "| attention |" in table.read_text()
+    table.unlink()
+    table.mkdir()
+    words = str(trained / "tiny.yaml"), "--results", str(trained / "results")
+    said = place.run("report", *words, "--write")
+    table.rmdir()
+    assert said.code == 2
+    assert said.err == f"cannot write to {table}: Is a directory\n"
 
 
 def test_plan_trains_nothing(place: Any) -> None:

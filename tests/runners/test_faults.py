@@ -29,6 +29,30 @@ def test_a_worker_that_hangs_is_replaced_and_one_that_always_hangs_is_given_up(p
     assert record.error.message == "it made no step for run.hang, 4 s, 1 times"
 
 
+def test_a_plug_in_that_ends_the_process_is_told_and_not_tried_for_ever(place: Any) -> None:
+    (place.folder / "mine.py").write_text("import os\nos._exit(7)\n")
+    said = place.run("run", place.write(WITH_PLUGIN), "--max-time", "20s")
+    assert said.code == 2
+    assert "a worker could not start:\nit ended with 7 and said nothing" in said.err
+
+
+def test_a_plug_in_that_is_no_python_is_one_line(place: Any) -> None:
+    (place.folder / "mine.py").write_text("import helper\n")
+    (place.folder / "helper.py").write_text("x = 1\ndef (\n")
+    said = place.run("run", place.write(WITH_PLUGIN))
+    assert (said.code, said.err) == (2, "helper.py:2: SyntaxError: invalid syntax\n")
+    (place.folder / "mine.py").write_text("class Mine(:\n")
+    said = place.run("run", place.write(WITH_PLUGIN), "--plan")
+    assert (said.code, said.err) == (2, "mine.py:1: SyntaxError: invalid syntax\n")
+
+
+def test_a_mixer_may_change_the_folder_and_gets_no_answer_from_standard_input(place: Any) -> None:
+    (place.folder / "mine.py").write_text(plugin("os.chdir('/')\nassert sys.stdin.read() == ''"))
+    said = place.run("run", place.write(WITH_PLUGIN), "run.hang=20s", "run.retries=0")
+    assert said.code == 0, said.err
+    assert [record.status for record in place.records()] == ["ok"] * 4
+
+
 def test_a_stack_that_does_not_fit_is_cut_and_the_parts_are_trained(place: Any) -> None:
     full = textwrap.dedent("""\
         import pathlib

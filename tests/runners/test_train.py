@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from mixassay.errors import UserError
+from mixassay.mixers import Mixer, mixer
 from mixassay.runners import train, training
+from mixassay.runners.chance import Drawn
 from mixassay.runners.loss_scale import CALM, LossScale
 from mixassay.runners.stack import Stack
 from mixassay.runners.stream import Stream, turns
@@ -106,6 +110,79 @@ def test_an_interrupted_run_continues_bit_for_bit(at, tmp_path):
     assert [facts(o) for o in after] == [facts(o) for o in undisturbed]
     assert [facts(o) for o in before] == [facts(o) for o in undisturbed][: len(before)]
     assert not (tmp_path / "ck").exists()
+
+
+class Plain(Mixer):
+    """Nothing to learn, nothing kept."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+class Counts(Plain):
+    """Keeps a number of its own between steps."""
+
+    seen: torch.Tensor
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.add_(1)
+        return (1 + self.seen) * x
+
+
+class Drops(Plain):
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training)
+
+
+class Answerless(Plain):
+    def forward(self, x) -> Any:
+        return x, x
+
+
+@pytest.fixture(params=[Plain])
+def own(request):
+    """The name of a mixer that is registered for the length of a test."""
+    mixer._found["own"] = request.param
+    yield "own"
+    del mixer._found["own"]
+
+
+def test_a_mixer_without_parameters_trains(own):
+    (outcome,) = train.run([spec(mixer=own, steps=3)])
+    assert (outcome.status, outcome.state_bytes) == ("ok", {})
+
+
+@pytest.mark.parametrize("own", [Counts], indirect=True)
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_what_a_mixer_keeps_between_steps_is_in_checkpoints_and_in_its_weights(own, way, monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "mode", lambda *size: way)
+    specs, kept = [spec(0, mixer=own), spec(1, mixer=own)], []
+    whole = list(train.run(specs, keep=lambda spec, tensors: kept.append(tensors)))
+    turns = itertools.count(1)
+    with pytest.raises(train.Interrupted):
+        list(train.run(specs, checkpoint=tmp_path / "ck", should_stop=lambda: next(turns) >= 20))
+    assert [facts(o) for o in train.run(specs, checkpoint=tmp_path / "ck")] == [facts(o) for o in whole]
+    assert [tensors["blocks.0.mixer.seen"].item() for tensors in kept] == [TRAIN.steps] * 2
+
+
+@pytest.mark.parametrize("own", [Drops], indirect=True)
+def test_a_mixer_that_draws_from_the_global_generator_is_refused(own):
+    with pytest.raises(Drawn, match="no run could be repeated"):
+        list(train.run([spec(mixer=own)]))
+
+
+@pytest.mark.parametrize("own", [Answerless], indirect=True)
+def test_a_mixer_that_returns_no_tensor_is_told(own):
+    with pytest.raises(UserError, match=r"Answerless.forward returned tuple for x of shape \[8, 16, 16\]"):
+        list(train.run([spec(mixer=own)]))
 
 
 def test_an_outcome_counts_the_live_part_of_a_state():

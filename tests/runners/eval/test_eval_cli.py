@@ -267,6 +267,7 @@ REFUSED = {
     "no weights of such a run under": ["--model", "run:abcd", "--suite", "niah"],
     'suite niah has no task "vt"': ["--model", "run:x", "--suite", "niah", "--tasks", "vt"],
     "--lengths are for ruler, niah, retrieval": ["--model", "run:x", "--suite", "longbench", "--lengths", "1K"],
+    "--lengths: 20000K is more than 16,777,216 tokens": ["--model", "run:x", "--suite", "niah", "--lengths", "20000K"],
     "--lengths: 4x is no number of tokens": ["--model", "run:x", "--suite", "niah", "--lengths", "4x"],
     "qa_1: put one file of questions in SQuAD's layout into --data DIR with DIR/squad/, found 0": [
         "--model", "run:x", "--suite", "ruler", "--tasks", "qa_1",
@@ -291,6 +292,13 @@ REFUSED = {
     ],
     "hf:nowhere: no nowhere/config.json": ["--model", "hf:nowhere", "--suite", "niah"],
 }  # fmt: skip
+
+
+def test_what_is_named_twice_counts_once(place: Any, kept: Any) -> None:
+    words = ["eval", "--model", f"run:{kept('mamba2')}", "--suite", "niah", "--limit", "2", "--json"]
+    said = place.run(*words, "--tasks", "niah_single_1,niah_single_1", "--lengths", "2K,2048", "--seeds", "42,042")
+    assert said.code == 0, said.err
+    assert [one["samples"] for one in json.loads(said.out)] == [2]
 
 
 @pytest.mark.parametrize("message", REFUSED)
