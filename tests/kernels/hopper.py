@@ -2,9 +2,9 @@
 
     python -m tests.kernels.hopper linear_attention:64 gated_delta_rule:128
 
-prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches; without a width, the
-names of the kernels for all kinds of arguments, or which arguments they do not take. Not in a process that interprets
-Triton.
+prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches; `dla.delta:16:walk` of
+those whose name begins so. Without a width, the names of the kernels for all kinds of arguments, or which arguments they
+do not take. Not in a process that interprets Triton.
 """
 
 import json
@@ -55,9 +55,14 @@ class Compiled(NamedTuple):
     ttgir: str
 
 
-def compiled(call: Callable[[], Any]) -> list[Compiled]:
-    """Run `call` with every kernel launch replaced by its compilation. Tensors may live on the meta device."""
-    return _instead(_compile, call)
+def compiled(call: Callable[[], Any], only: str = "") -> list[Compiled]:
+    """Run `call` with every kernel launch replaced by its compilation; `only`: of kernels whose name begins so. Tensors
+    may live on the meta device."""
+
+    def compile(kernel: Any, *given: Any) -> list[Compiled]:
+        return [_compile(kernel, *given)] if kernel.__name__.startswith(only) else []
+
+    return [one for found in _instead(compile, call) for one in found]
 
 
 def understood(call: Callable[[], Any]) -> list[str]:
@@ -240,11 +245,11 @@ def options(name: str) -> None:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        name, _, width = argument.partition(":")
+        name, width, only, *_ = [*argument.split(":"), "", ""]
         if not width:
             options(name)
             continue
-        for kernel in compiled(operator(name, int(width))):
+        for kernel in compiled(operator(name, int(width)), only):
             fields = kernel._asdict()
             del fields["ttgir"]
             print(json.dumps({"operator": name, "width": int(width)} | fields), flush=True)

@@ -183,19 +183,18 @@ def test_when_the_main_process_is_killed_its_workers_leave_by_themselves(place: 
     wait_for(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2])
 
 
-@pytest.mark.parametrize("what", ["state/state.json", "state/step-*", "members.json"])
-def test_a_damaged_checkpoint_costs_time_and_no_number(place: Any, undisturbed: Path, numbers: Any, what: str) -> None:
+def test_a_damaged_checkpoint_costs_time_and_no_number(place: Any, undisturbed: Path, numbers: Any) -> None:
     process = place.start("run", place.write(LONG))
     wait_for(lambda: checkpoints(place.folder))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in [process.pid, *map(int, children)]:
         os.kill(pid, signal.SIGKILL)
     process.communicate()
-    for path in place.folder.glob(f"results/tiny/.checkpoints/*/{what}"):
+    for path in place.folder.glob("results/tiny/.checkpoints/*/state/step-*"):
         path.write_bytes(path.read_bytes()[:10])
     again = place.run("run", "tiny.yaml")
     assert again.code == 0, again.err
-    assert ("is damaged" in again.out) == ("state" in what)
+    assert "is damaged" in again.out
     assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
 
 

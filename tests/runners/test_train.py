@@ -16,6 +16,7 @@ from mixassay.runners.chance import Drawn
 from mixassay.runners.loss_scale import CALM, LossScale
 from mixassay.runners.stack import Stack
 from mixassay.runners.stream import Stream, turns
+from mixassay.runners.worker import Task
 from mixassay.spec import MixerSpec, ModelSpec, RunSpec, Stop, TaskSpec, TrainSpec
 
 SIZES: Any = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
@@ -189,6 +190,25 @@ def test_an_outcome_counts_the_live_part_of_a_state():
     (outcome,) = train.run([spec(0, mixer="log_linear_attention")])
     layers, slot = 2, 8 * 16 * 16
     assert outcome.live_state_bytes["16"] == outcome.state_bytes["16"] - layers * (15 - 5) * slot  # float64
+
+
+@pytest.mark.parametrize("what", ["state.json", "step-*"])
+def test_a_damaged_checkpoint_is_told_and_not_used(what, tmp_path, capsys):
+    with pytest.raises(train.Interrupted):
+        list(train.run([spec(0)], checkpoint=tmp_path / "ck", should_stop=lambda: True))
+    (damaged,) = (tmp_path / "ck").glob(what)
+    damaged.write_bytes(damaged.read_bytes()[:10])
+    fresh, again = list(train.run([spec(0)])), list(train.run([spec(0)], checkpoint=tmp_path / "ck"))
+    assert "is damaged" in capsys.readouterr().err
+    assert [facts(o) for o in fresh] == [facts(o) for o in again]
+
+
+def test_a_damaged_note_of_members_is_written_anew(tmp_path):
+    task = Task("job", {"a": spec(0), "b": spec(1)}, tmp_path, done={"a"})
+    (tmp_path / "state").mkdir()
+    (tmp_path / "members.json").write_text('["a", "')
+    assert task.stack() == [spec(1)]
+    assert (tmp_path / "members.json").read_text() == '["b"]'
 
 
 def test_a_checkpoint_of_other_members_is_not_used(tmp_path):
