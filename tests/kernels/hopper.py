@@ -2,9 +2,9 @@
 
     python -m tests.kernels.hopper linear_attention:64 gated_delta_rule:128
 
-prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches; `dla.delta:16:walk` of
-those whose name begins so. Without a width, the names of the kernels for all kinds of arguments, or which arguments they
-do not take. Not in a process that interprets Triton.
+prints a line of JSON for each kernel that an operator with bfloat16 heads of this width launches; `dla.delta:16:walk`
+of those whose name begins so. Without a width, the names of the kernels for all kinds of arguments, or which arguments
+they do not take. Not in a process that interprets Triton.
 """
 
 import json
