@@ -118,7 +118,8 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     result = triton.compile(source, target=HOPPER, options=settings)
     ttgir = result.asm["ttgir"]
     usage = _usage(result.asm["cubin"])
-    sass = _cuobjdump(result.asm["cubin"], "--dump-sass")
+    # What ptxas makes REDUX of; to disassemble takes longer than to compile.
+    sass = _cuobjdump(result.asm["cubin"], "--dump-sass") if "redux.sync" in result.asm["ptx"] else ""
     return Compiled(
         kernel.__name__,
         settings.get("num_warps", 4),
