@@ -189,9 +189,9 @@ def _state(record: Record) -> Cell:
 
 def _train(group: Sequence[Record]) -> Iterator[Grid]:
     """One table a precision: mixers and widths down, the plain loop and stacks across, each the newest of its kind."""
-    first = group[0]
+    first, group = group[0], sorted(group, key=lambda record: record["time"])
     loops: dict[Any, Record] = {}
-    for record in sorted(group, key=lambda record: record["time"]):
+    for record in group:
         if not record["ours"]:
             about = record["mixer"], record["d_model"]
             loops[about] = loops[*about, _code(record["code"])] = record["step"]
@@ -199,9 +199,7 @@ def _train(group: Sequence[Record]) -> Iterator[Grid]:
         ours = [record for record in group if record["ours"] and record["precision"] == precision]
         mixers = list(dict.fromkeys(record["mixer"] for record in ours))
         rows: dict[Any, dict[int, Record]] = {}
-        for record in sorted(
-            ours, key=lambda record: (mixers.index(record["mixer"]), record["d_model"], record["time"])
-        ):
+        for record in sorted(ours, key=lambda record: (mixers.index(record["mixer"]), record["d_model"])):
             about = record["mixer"], record["d_model"]
             for count, part in stacks_of(record).items():
                 rows.setdefault(about, {})[count] = {**part, "loop": loops.get((*about, _code(record["code"])))}

@@ -1,4 +1,5 @@
-"""What a person sees while a sweep runs: one bar for all of it on a terminal, one line a finished cell elsewhere.
+"""What a person sees while a sweep runs: one bar for all of it on a terminal; elsewhere, as in the log of a batch
+system, one line a finished cell and one a minute.
 
 The time left is the work left (steps of models, each at the time its shape was measured to take) over the slots that
 share it. Counting cells instead would take a row of small ones for a promise about the large.
@@ -22,6 +23,9 @@ from mixassay.runners.plan import Cellwise, Job, Plan, steps_of
 
 Event = dict[str, Any]
 
+BAR_EVERY, LINE_EVERY = 0.2, 60.0
+"""Seconds between two looks of the bar, and between two lines of a log."""
+
 
 class Display:
     """Called with each event of the launcher. `console` is where people look (standard error with `--json`)."""
@@ -31,7 +35,7 @@ class Display:
         self.as_json, self.tracebacks = as_json, tracebacks
         self.running: dict[str, Running] = {}
         self.done = self.failed = 0
-        self.shown = 0.0
+        self.shown = time.monotonic()
         self.errors: list[str] = []
         self.told: set[str] = {state.cell.cell for state in plan.cells.values() if plan.finished(state)}
         self.bar = Progress(
@@ -136,7 +140,7 @@ class Display:
         return max([sum(known) / self.slots, *(part for part in busy if part is not None)], default=0.0)
 
     def _refresh(self) -> None:
-        if not self.console.is_terminal or time.monotonic() - self.shown < 0.2:
+        if time.monotonic() - self.shown < (BAR_EVERY if self.console.is_terminal else LINE_EVERY):
             return
         self.shown = time.monotonic()
         underway = sum(running.share() for running in self.running.values())
@@ -146,7 +150,10 @@ class Display:
         text += f" · [red]{self.failed} failed[/]" if self.failed else ""
         text += f" · about {clock(eta)} left" if eta is not None else ""
         text += "".join(f" · {escape(running.says)}" for running in self.running.values() if running.says)
-        self.bar.update(self.task, completed=(self.done + underway) / max(1, self.done + left), text=text)
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=(self.done + underway) / max(1, self.done + left), text=text)
+        else:
+            self._say(f"{escape(self.plan.sweep.name)}: {text}")
 
 
 class Running:

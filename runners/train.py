@@ -1,6 +1,5 @@
 """Trains the members of a stack together, each as it would train alone."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ def run(
     yield from training.finished
     saved = shown = time.monotonic()
     while training.members:
-        with nothing_drawn() if training.step == 0 and device == "cpu" else contextlib.nullcontext():
+        with nothing_drawn(device, training.step):
             training.advance()
         done = training.settle()
         now = time.monotonic()

@@ -24,10 +24,13 @@ def autocasts(x: Tensor) -> bool:
     return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
 
 
-def cast(device: str, precision: str) -> AbstractContextManager[object]:
-    """For a forward pass: the autocast that `precision` asks for, which is none but for bf16 and fp16."""
+def cast(device: str, precision: str, cached: bool = True) -> AbstractContextManager[object]:
+    """For a forward pass: the autocast that `precision` asks for, which is none but for bf16 and fp16.
+
+    cached: a weight is cast once until the outermost autocast ends, and not for each product.
+    """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device, dtype)
+    return nullcontext() if dtype is None else torch.autocast(device, dtype, cache_enabled=cached)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """A model of ours as a language model: it goes on from prompts, and says how likely texts are.
 
-A prompt is read in one call (`Model.prefill`), of which the last position's logits are kept alone; every further token
-is one step. Prompts of nearly one length are read together up to the length of the shortest, and the longer ones go on
-in steps. Rows whose states have one shape take their steps together: of a recurrent mixer all rows, of attention those
-of one length. No row is ever padded, so that what a model answers does not depend on its neighbours, and a batch that
-does not fit in memory can be halved.
+Prompts of nearly one length are read together up to the length of the shortest, in one call (`Model.prefill`), of which
+the last position's logits are kept alone. Every further token is one step: of what is left of a longer prompt, or
+written. Rows whose states have one shape take their steps together: of a recurrent mixer all rows, of attention those
+that were read together. No row is ever padded, so that what a model answers does not depend on its neighbours, and a
+batch that does not fit in memory can be halved.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +20,7 @@ from mixassay.errors import UserError
 from mixassay.kernels.common.precision import cast
 from mixassay.mixers import nbytes
 from mixassay.model import Decoding, Model, scores
+from mixassay.runners.eval.steps import Steps
 from mixassay.runners.memory import in_batches
 from mixassay.tokens import Tokenizer
 
@@ -42,14 +43,28 @@ class Wanted:
 
 @dataclass
 class Row:
-    """An answer on its way."""
+    """An answer on its way. `read`: tokens of the prompt that the state holds."""
 
     at: int
     wanted: Wanted
     tokenizer: Tokenizer
+    read: int = 0
     ids: list[int] = field(default_factory=list)
     text: str = ""
     done: bool = False
+
+    @property
+    def reading(self) -> bool:
+        return self.read < len(self.wanted.prompt)
+
+    def next(self, likeliest: int) -> int:
+        """The token to go on with: the prompt's as long as there is one, then what the model finds likeliest."""
+        if self.reading:
+            self.read += 1
+            return self.wanted.prompt[self.read - 1]
+        if not self.done:
+            self.take(likeliest)
+        return likeliest
 
     def take(self, token: int) -> None:
         if token != self.tokenizer.end:
@@ -77,7 +92,7 @@ class Group:
 @dataclass
 class Language:
     """`batch`: rows that take their steps together, halved for good when they do not fit in memory; the error of a
-    single row is raised. `state_bytes`: of a row after the prompts of these many tokens.
+    single row is raised. `state_bytes`: of a row after so many tokens of its prompt.
 
     precision: "bf16" multiplies in bfloat16 (autocast) with sums in float32; otherwise the model's dtype is meant.
     """
@@ -93,6 +108,7 @@ class Language:
         if known < self.tokenizer.vocab_size:
             raise UserError(f"the model knows {known} tokens and the tokenizer makes {self.tokenizer.vocab_size}")
         self.model.eval().to(torch.float64 if self.precision == "fp64" else torch.float32)
+        self.steps = Steps(self.model, self.precision)
 
     @property
     def device(self) -> torch.device:
@@ -113,10 +129,14 @@ class Language:
 
         def answer(part: Sequence[int]) -> None:
             rows = [Row(i, wanted[i], self.tokenizer) for i in part]
-            with cast(self.device.type, self.precision):
-                alike = self._alike(rows)
-                while alike:
-                    self._go_on(joined(alike.pop()))
+            try:
+                with cast(self.device.type, self.precision):
+                    alike = self._read(rows)
+                    while alike:
+                        self._go_on(joined(alike.pop()))
+            except RuntimeError:  # out of memory, perhaps
+                self.steps.forget()
+                raise
             for row in rows:
                 texts[row.at] = row.text
 
@@ -162,44 +182,46 @@ class Language:
                 "model has learned"
             )
 
-    def _alike(self, rows: list[Row]) -> list[list[Group]]:
-        """Rows behind their prompts, those together whose states have one shape."""
+    def _read(self, rows: list[Row]) -> list[list[Group]]:
+        """Rows behind what their prompts have in common with their neighbours', those together whose states have one
+        shape."""
         read: dict[tuple[torch.Size, ...], list[Group]] = {}
         for part in near(rows):
-            for group in self._read(part):
-                self.state_bytes[len(group.rows[0].wanted.prompt)] = nbytes(group.state[1]) // len(group.rows)
-                read.setdefault(group.shapes, []).append(group)
+            at = min(len(row.wanted.prompt) for row in part)
+            prompts = torch.tensor([row.wanted.prompt[:at] for row in part], device=self.device)
+            group = Group(part, *self.model.prefill(prompts))
+            for row in part:
+                row.read = at
+            self.state_bytes[at] = nbytes(group.state[1]) // len(part)
+            read.setdefault(group.shapes, []).append(group)
         return list(read.values())
-
-    def _read(self, rows: list[Row]) -> Iterator[Group]:
-        """What is common to the lengths of prompts in one call, then the rest of the longer ones token by token."""
-        at = min(len(row.wanted.prompt) for row in rows)
-        logits, state = self.model.prefill(torch.tensor([row.wanted.prompt[:at] for row in rows], device=self.device))
-        while True:
-            left = [i for i, row in enumerate(rows) if len(row.wanted.prompt) > at]
-            ready = [i for i, row in enumerate(rows) if len(row.wanted.prompt) == at]
-            if not left:
-                yield Group(rows, logits, state)
-                return
-            if ready:
-                yield Group([rows[i] for i in ready], logits[ready], chosen(state, ready))
-                rows, state = [rows[i] for i in left], chosen(state, left)
-            tokens = torch.tensor([row.wanted.prompt[at] for row in rows], device=self.device)
-            logits, state = self.model.step(tokens, state)
-            at += 1
 
     def _go_on(self, group: Group) -> None:
         """To the end of every row. A state is let go when the next one is there: `group` alone holds it."""
         while True:
             token = group.logits[:, : self.tokenizer.vocab_size].argmax(-1)
-            for row, id in zip(group.rows, token.tolist(), strict=True):
-                row.take(id)
-            left = [i for i, row in enumerate(group.rows) if not row.done]
-            if not left:
+            reading = any(row.reading for row in group.rows)
+            then = [row.next(id) for row, id in zip(group.rows, token.tolist(), strict=True)]
+            if reading:
+                token = torch.tensor(then, device=self.device)
+            kept = going_on(group.rows, few_sizes=self.steps.replays(group.state))
+            if not kept:
                 return
-            if len(left) < len(group.rows):
-                group.rows, token, group.state = [group.rows[i] for i in left], token[left], chosen(group.state, left)
-            group.logits, group.state = self.model.step(token, group.state)
+            if len(kept) < len(group.rows):
+                group.rows, token, group.state = [group.rows[i] for i in kept], token[kept], chosen(group.state, kept)
+            group.logits, group.state = self.steps(token, group.state)
+
+
+def going_on(rows: Sequence[Row], few_sizes: bool) -> list[int]:
+    """The rows that are not done. With `few_sizes` as many others besides as make it half of all, a quarter, ..., since
+    every size of a batch is a graph of its own."""
+    left = [i for i, row in enumerate(rows) if not row.done]
+    if not left or not few_sizes:
+        return left
+    size = len(rows)
+    while size // 2 >= len(left):
+        size //= 2
+    return sorted((left + [i for i, row in enumerate(rows) if row.done])[:size])
 
 
 def joined(groups: list[Group]) -> Group:

@@ -1,6 +1,5 @@
 """Trains a language model, on one rank or several, from its first step or its checkpoint to its outcome."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def _lead(
     """Rank 0's way to the end of the run."""
     ranks, saved, shown, told = training.ranks, time.monotonic(), 0.0, training.curve["step"][:]
     while True:
-        with nothing_drawn() if training.step == 0 and training.device == "cpu" else contextlib.nullcontext():
+        with nothing_drawn(training.device, training.step):
             training.advance()
         end = training.settle()
         now = time.monotonic()

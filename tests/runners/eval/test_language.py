@@ -42,6 +42,35 @@ def test_cached_generation_equals_uncached_token_by_token_in_any_batch(name: str
         assert language(model, batch).answers(wanted) == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", mixer.names())
+def test_on_a_gpu_steps_are_replayed_to_the_same_answers(name: str, precision: Any, tiny: Any) -> None:
+    """By a graph where the state keeps its shapes; in two batches, of which the second finds it there."""
+    wanted = [Wanted(tuple(prompt), 12 + 3 * n) for prompt in PROMPTS for n in range(4)]
+    model = tiny(name).cuda()
+    plain, replayed = (Language(model, Bytes(), 8, precision) for _ in range(2))
+    plain.steps.replay.on = False
+    assert replayed.answers(wanted) == plain.answers(wanted)
+    captured = [shape for shape in replayed.steps.replay.shapes.values() if shape.graph is not None]
+    assert bool(captured) == all(inner.state_law != "linear" for inner in model.mixers())
+    assert not plain.steps.replay.shapes
+
+
+@pytest.mark.parametrize("name", ["mamba2", "log_linear_mamba2"])
+def test_rows_that_go_on_when_they_are_done_change_no_answer(
+    name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = tiny(name).double(), []
+    wanted = [Wanted(tuple(b"needle %d" % n), 2 + n) for n in range(7)]
+    expected = language(model).answers(wanted)
+    one = language(model)
+    monkeypatch.setattr(one.steps, "replays", lambda state: bool(sizes.append(len(state[0]))) or True)
+    assert one.answers(wanted) == expected
+    assert set(sizes) == {7, 3, 1}
+
+
 @pytest.mark.parametrize("name", mixer.names())
 def test_memory_while_decoding_is_what_the_mixer_declares(name: str, tiny: Any) -> None:
     """The state of a row behind a prompt, and behind steps: constant but for attention, whose cache has an entry a
