@@ -5,7 +5,8 @@ import torch
 
 from mixassay.runners.chance import Drawn, nothing_drawn
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
