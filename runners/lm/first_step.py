@@ -21,42 +21,48 @@ from mixassay.tasks import IGNORE
 TOKENS = 2**12
 """Of a length that are compared, as far as the first batch has them: rows of 256, or one long one."""
 
-PATIENCE = 5.0
-"""Seconds of a length, after which longer ones are left out: DLA's plain form goes from token to token."""
+PATIENCE = 10.0
+"""Seconds that torch's form of a length may take, by that of the shorter one; beyond, long rows are left out. DLA's takes
+minutes for 4096 tokens."""
 
 
 def error(model: Model, spec: RunSpec, stream: Stream) -> float:
-    """How far gradients are from float32's, relative: the most at any length that is trained on.
+    """How far gradients are from float32's, relative: the most at any length that is trained on and compared.
 
     Raises WrongStep where that is beyond rounding, or a loss is.
     """
-    found, device = 0.0, next(model.parameters()).device
+    found, seconds, device = 0.0, 0.0, next(model.parameters()).device
     steps = {stream.task_at(step).seq_len: step for step in reversed(range(stream.steps))}
+    before = min(steps)
     for length, step in sorted(steps.items()):
-        start = time.perf_counter()
+        if seconds * length / before > PATIENCE:
+            break
         rows = slice(0, max(1, min(stream.batch_size, TOKENS // length)))
         tokens, labels = (x.to(device) for x in Batches(stream, spec.seed, rows)[step])
         with torch.compiler.set_stance("force_eager"):  # or a compiled block would keep the choice of operators
-            found = max(found, _at(model, spec.train.precision, tokens, labels))
-        if time.perf_counter() - start > PATIENCE:
-            break
+            off, seconds = _at(model, spec.train.precision, tokens, labels)
+        found, before = max(found, off), length
     return found
 
 
-def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> float:
-    """Of rows of one length; of their second halves, and so on, where torch's form does not fit in memory."""
+def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Of rows of one length, and how long torch's form took; of their second halves, and so on, where that does not fit
+    in memory."""
     while True:
+        start = time.perf_counter()
         try:
             loss, grad = plain(model, tokens, labels)
+            loss.item()  # waits for all of it
             break
         except (RuntimeError, MemoryError) as problem:
             if not out_of_memory(problem) or tokens.shape[1] == 1:
                 raise
         torch.cuda.empty_cache()  # out here the error is gone, and with its frames all tensors of the attempt
         tokens, labels = half(tokens, labels)
+    seconds = time.perf_counter() - start
     ours = kernels(model, precision, tokens, labels)
     difference("loss", ours[0], loss, precision)
-    return difference("gradient", ours[1], grad, precision)
+    return difference("gradient", ours[1], grad, precision), seconds
 
 
 def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

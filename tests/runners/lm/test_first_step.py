@@ -70,6 +70,20 @@ def test_a_row_that_does_not_fit_is_halved(run, monkeypatch):
     assert {shape[1] for shape in seen} == {8, 10}
 
 
+@pytest.mark.parametrize(("patience", "lengths"), [(0, [16]), (60, [16, 40])])
+def test_long_rows_are_left_out_where_torchs_form_takes_too_long(run, patience, lengths, monkeypatch):
+    seen, right = [], first_step.kernels
+
+    def look(model, precision, tokens, labels):
+        seen.append(tokens.shape[1])
+        return right(model, precision, tokens, labels)
+
+    monkeypatch.setattr(first_step, "kernels", look)
+    monkeypatch.setattr(first_step, "PATIENCE", patience)
+    first_step.error(*run())
+    assert seen == lengths
+
+
 def test_a_half_ends_with_the_last_label():
     tokens = torch.arange(20).view(2, 10)
     labels = torch.full((2, 10), IGNORE)
