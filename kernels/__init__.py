@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar
 
-import torch
-
 from mixassay.errors import UserError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -24,9 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 def when_traced(function: F) -> F:
-    """A compiled graph does not call this function again: its result is that of the time of tracing."""
-    marked: F = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
-    return marked
+    """A compiled graph does not call this function again: its result is that of the time of tracing.
+
+    What torch.compiler.assume_constant_result does, which imports the compiler for it: a second of every process.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @contextmanager

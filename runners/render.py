@@ -79,7 +79,7 @@ def mean_std(table: Table, moments: stats.Moments | None) -> str:
 def entry_cell(table: Table, entry: Entry | None, small_print: bool) -> Cell:
     if entry is None:
         return Cell("")
-    text, mark = mean_std(table, entry.moments) + ("†" if entry.runs.older else ""), ""
+    text, mark = mean_std(table, entry.moments) + ("†" if entry.runs.older and table.partly_older else ""), ""
     small: tuple[str, ...] = ()
     if not entry.complete:
         ended = [f"{count} {status}" for status, count in entry.ended.items()]

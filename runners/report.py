@@ -82,6 +82,11 @@ class Table:
     def worst(self) -> str:
         return "min" if self.higher_is_better else "max"
 
+    @property
+    def partly_older(self) -> bool:
+        """Whether some numbers are by the present code and some by older code; these are marked then."""
+        return partly_older(entry.runs for entry in self.entries.values())
+
 
 def build(
     sweep: Sweep,
@@ -199,9 +204,15 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs], tuning: choice_notes.Tuning
         data = sorted({record.data for record in used})
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
     older = [str(runs.cell) for runs in all_runs if runs.older]
-    if older:  # each is marked in the table, too
+    if partly_older(all_runs):  # each is marked in the table, too
         lines.append(f"† made by older code than the present: {choice_notes.named(older, len(all_runs))}.")
+    elif older:
+        lines.append("All by older code than the present.")
     return [*lines, *([sweep.report.notes] if sweep.report.notes else [])]
+
+
+def partly_older(all_runs: Iterable[Runs]) -> bool:
+    return len({runs.older for runs in all_runs if runs.records}) > 1
 
 
 def _beyond_rounding(record: RunRecord) -> float | None:

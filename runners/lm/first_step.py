@@ -22,8 +22,8 @@ TOKENS = 2**12
 """Of a length that are compared, as far as the first batch has them: rows of 256, or one long one."""
 
 PATIENCE = 10.0
-"""Seconds that torch's form of a length may take, by that of the shorter one; beyond, long rows are left out. DLA's takes
-minutes for 4096 tokens."""
+"""Seconds that torch's form of a length may take, by that of the shorter one; beyond, long rows are left out. DLA's
+takes minutes for 4096 tokens."""
 
 
 def error(model: Model, spec: RunSpec, stream: Stream) -> float:

@@ -1,12 +1,15 @@
 """Who serves a call: the argument, `use_backend`, the environment, then `auto`; nothing falls back silently."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
 
 from mixassay.errors import UserError
-from mixassay.kernels import resolve, use_backend
+from mixassay.kernels import resolve, use_backend, when_traced
 from mixassay.kernels.gated_delta_rule import gated_delta_rule
 from mixassay.kernels.linear_attention import linear_attention
 from mixassay.kernels.softmax_attention import softmax_attention
@@ -71,3 +74,25 @@ def test_an_unknown_backend_is_named(monkeypatch):
     monkeypatch.setenv("MIXASSAY_BACKEND", "tritn")
     with pytest.raises(UserError, match='unknown backend "tritn"'):
         resolve("op", None, against_triton=None)
+
+
+def test_the_mark_is_torchs_own():
+    def ours(): ...
+
+    def theirs(): ...
+
+    when_traced(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}
+
+
+def test_the_compiler_is_not_imported_before_it_is_needed():
+    """It takes as long as all of torch."""
+    code = (
+        "import sys, torch, mixassay.runners.worker, mixassay.runners.eval.session\n"
+        "from mixassay.mixers import mixer\n"
+        "for name in mixer.names(): mixer[name]\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, env=env)

@@ -223,8 +223,14 @@ def test_versions_of_the_code_are_never_mixed(load, record_of):
     assert shown(old + new, None) == "52.0 ± 1.6", "the most recent"
     assert shown(new + old, "aa") == "12.0 ± 1.6", "the present code where it is complete"
     assert shown(old + new + part, "cc") == "80.5 ± 0.7 (2/5)", "not filled up from other code"
-    assert shown(old + new, "zz") == "52.0 ± 1.6†"
+    assert shown(old + new, "zz") == "52.0 ± 1.6"
     table = report.build(sweep, old + new, sources={cell.cell: "zz"})
+    assert "All by older code than the present." in table.caption
+    other = sweep.cells()[1]
+    present = [record_of(run, 0.3, code=new[0].code.model_dump() | {"source": "zz"}) for run in sweep.reported(other)]
+    table = report.build(sweep, old + new + present, sources={cell.cell: "zz", other.cell: "zz"})
+    assert text(table, "attention") == "52.0 ± 1.6†"
+    assert text(table, "mamba2") == "30.0 ± 0.0"
     assert any(line.startswith("†") and "mixer=attention" in line for line in table.caption)
 
     gpu: dict[str, Any] = {"env": {"id": "1", "class": "NVIDIA H200, torch 2.13"}}
