@@ -1,7 +1,7 @@
 """Held-out rows of a language model: loss and accuracy of every cell, whole answers, bits a byte, loss by position."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.kernels.linear_cross_entropy import linear_cross_entropy_score
+from mixassay.mixers import Mixer
 from mixassay.model import Model
 from mixassay.runners.lm.loss import LOGITS_AT_ONCE
 from mixassay.runners.memory import in_batches
@@ -49,21 +50,61 @@ def evaluate(
     model.eval()
     cells: list[dict[str, Any]] = []
     positions: list[dict[str, Any]] = []
-    metrics: dict[str, list[float]] = {}
+    metrics: list[tuple[str, float]] = []
     for cell in asked:
         loss, right = score(model, cell.rows, device, precision)  # [N, T]
         found = summary(cell.rows, loss, right)
         cells.append({"split": split, "cell": cell.label} | found)
         for name in ("accuracy", "loss", "answer_accuracy"):
             if found.get(name) is not None:
-                metrics.setdefault(f"{split}/{name}", []).append(found[name])
+                metrics.append((f"{split}/{name}", found[name]))
         if bool((cell.rows.labels != IGNORE).all()):
             positions.append({"split": split, "cell": cell.label} | by_position(loss.mean(0)))
         if "bytes" in cell.rows.slices:
             bits = loss.sum().item() / math.log(2) / int(cell.rows.slices["bytes"].sum())
-            metrics.setdefault(f"{split}/bits_per_byte", []).append(bits)
+            metrics.append((f"{split}/bits_per_byte", bits))
     model.train(was)
-    return cells, positions, {name: sum(values) / len(values) for name, values in metrics.items()}
+    return cells, positions, means(metrics)
+
+
+def means(found: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Of all values of a name."""
+    by_name: dict[str, list[float]] = {}
+    for name, value in found:
+        by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
+
+
+@torch.no_grad()
+def observe(model: Model, asked: list[Questions], split: Split, device: str, precision: str) -> dict[str, float]:
+    """What the mixers say of themselves (`Mixer.observe`), as `split/NAME`: means over layers, rows and cells."""
+    if all(type(inner).observe is Mixer.observe for inner in model.mixers()):
+        return {}
+    was = model.training
+    model.eval()
+    cells = [means(_said(model, cell.rows.tokens, device, precision)) for cell in asked]
+    model.train(was)
+    return means((f"{split}/{name}", value) for cell in cells for name, value in cell.items())
+
+
+def _said(model: Model, tokens: Tensor, device: str, precision: str) -> list[tuple[str, float]]:
+    """By every layer about every batch, all of one size but where memory runs out."""
+    said: list[tuple[str, float]] = []
+
+    def work(batch: Sequence[int]) -> None:
+        new: list[tuple[str, float]] = []
+
+        def look(inner: Mixer, given: tuple[Tensor, ...]) -> None:
+            new.extend((name, float(value)) for name, value in inner.observe(*given).items())
+
+        with rounding(precision), cast(device, precision), model.watched(look):
+            here = tokens[batch[0] : batch[-1] + 1].to(device)
+            model(here, torch.zeros_like(here[:, :1]))
+        said.extend(new)
+
+    rows = max(1, TOKENS_AT_ONCE // tokens.shape[1])
+    in_batches(range(min(len(tokens), rows)), rows, work)
+    return said
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from mixassay.runners import checkpoint
 from mixassay.runners.graph import Replay
 from mixassay.runners.lm import first_step, work
 from mixassay.runners.lm.batches import Batches, makers
-from mixassay.runners.lm.evaluate import Questions, evaluate, questions
+from mixassay.runners.lm.evaluate import Questions, evaluate, observe, questions
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.outcome import Outcome
@@ -189,7 +189,8 @@ class Training:
             tested = evaluate(self.model, questions(self.spec.task, "test"), "test", self.device, self.train.precision)
             cells, positions = self.found[0] + tested[0], self.found[1] + tested[1]
             noted = {} if self.first_error is None else {"train/first_gradient_error": self.first_error}
-            metrics = self.found[2] | tested[2] | noted
+            seen = observe(self.model, self.valid, "valid", self.device, self.train.precision)
+            metrics = self.found[2] | tested[2] | seen | noted
         step = int(self.broke_at) + 1 if self.broke_at.item() >= 0 else self.step
         self.seconds += time.perf_counter() - start
         return Outcome(

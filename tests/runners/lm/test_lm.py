@@ -63,9 +63,10 @@ def interrupted(spec, folder, step, how):
     return outcome
 
 
-@pytest.mark.parametrize("mixer", ["attention", "mamba2"])
+@pytest.mark.parametrize("mixer", ["attention", "mamba2", "dla"])
 def test_it_trains_as_the_stack_does(mixer):
-    """The same task, whose rows all have as many labels: the same losses and weights to 1e-9."""
+    """The same task, whose rows all have as many labels: the same losses and weights to 1e-9, and what a mixer says of
+    itself."""
     sizes: Any = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
     task = TaskSpec(name="mqar", train_examples=64, valid_examples=40, test_examples=50, **sizes)
     (stacked,) = stacks.run([spec(task, mixer, loop="stack")])
@@ -75,6 +76,7 @@ def test_it_trains_as_the_stack_does(mixer):
         assert alone.curve[name] == pytest.approx(stacked.curve[name], abs=1e-9), name
     for name, value in stacked.metrics.items():
         assert alone.metrics[name] == pytest.approx(value, abs=1e-9), name
+    assert ("valid/boundary_rate" in alone.metrics) == (mixer == "dla")
     assert alone.state_bytes == stacked.state_bytes
     assert alone.params == stacked.params
 
@@ -286,6 +288,23 @@ def test_held_out_rows_that_do_not_fit_in_memory_are_scored_in_smaller_batches(t
     assert tried == [4, 2, 2]
     torch.testing.assert_close(found[0], loss, rtol=0, atol=1e-12)
     assert torch.equal(found[1], right)
+
+
+def test_what_mixers_say_of_rows_that_do_not_fit_together(text, monkeypatch):
+    training = Training(spec(text, "dla"), "cpu", Ranks())
+    asked = training.model, training.valid, "valid", "cpu", "fp64"
+    expected, forward = evaluate.observe(*asked), training.model.forward
+    assert expected.keys() == {"valid/boundary_rate", "valid/slots"}
+
+    def cramped(tokens, *more):
+        found = forward(tokens, *more)
+        if len(tokens) > 2:  # behind the layers, which have said it all
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    monkeypatch.setattr(training.model, "forward", cramped)
+    assert evaluate.observe(*asked) == pytest.approx(expected)
+    assert evaluate.observe(Training(spec(text), "cpu", Ranks()).model, *asked[1:]) == {}
 
 
 def test_work_of_a_token():
