@@ -204,7 +204,8 @@ class Language:
             then = [row.next(id) for row, id in zip(group.rows, token.tolist(), strict=True)]
             if reading:
                 token = torch.tensor(then, device=self.device)
-            kept = going_on(group.rows, few_sizes=self.steps.replays(group.state))
+            # a row that is done would go on beyond the positions that the model has learned
+            kept = going_on(group.rows, few_sizes=self.longest is None and self.steps.replays(group.state))
             if not kept:
                 return
             if len(kept) < len(group.rows):

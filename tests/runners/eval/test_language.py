@@ -71,6 +71,14 @@ def test_rows_that_go_on_when_they_are_done_change_no_answer(
     assert set(sizes) == {7, 3, 1}
 
 
+def test_no_row_goes_on_beyond_the_learned_positions(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = language(tiny("linear_attention", positions=72).double())
+    wanted = [Wanted(tuple(b"a" * 70), 1), Wanted(tuple(b"b" * 8), 9), Wanted(tuple(b"c" * 7), 10)]
+    expected = [one.answers([single])[0] for single in wanted]
+    monkeypatch.setattr(one.steps, "replays", lambda state: True)
+    assert one.answers(wanted) == expected
+
+
 @pytest.mark.parametrize("name", mixer.names())
 def test_memory_while_decoding_is_what_the_mixer_declares(name: str, tiny: Any) -> None:
     """The state of a row behind a prompt, and behind steps: constant but for attention, whose cache has an entry a
