@@ -30,8 +30,8 @@ class Steps:
             return logits, after
         logits, after = self.model.step(tokens, state)
         found = pytree.tree_leaves(after)
-        # a leaf on the CPU is read by the host, which a graph would do once
-        self.keeps[shapes(leaves)] = shapes(found) == shapes(leaves) and all(x.is_cuda for x in (*leaves, *found))
+        here = all(x.device == tokens.device for x in (*leaves, *found))  # the host's are read once by a graph
+        self.keeps[shapes(leaves)] = here and shapes(found) == shapes(leaves)
         return logits, after
 
     def replays(self, state: Decoding) -> bool:

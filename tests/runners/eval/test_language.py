@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from mixassay.errors import UserError
 from mixassay.mixers import mixer, nbytes
+from mixassay.runners import graph
 from mixassay.runners.eval.language import Language, Wanted, cut
 from mixassay.tokens import Bytes
 
@@ -56,6 +57,23 @@ def test_on_a_gpu_steps_are_replayed_to_the_same_answers(name: str, precision: A
     captured = [shape for shape in replayed.steps.replay.shapes.values() if shape.graph is not None]
     assert bool(captured) == all(inner.state_law != "linear" for inner in model.mixers())
     assert not plain.steps.replay.shapes
+
+
+@pytest.mark.parametrize("name", mixer.names())
+def test_steps_on_the_memory_of_a_graph_give_the_same_answers(
+    name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every state is copied to where the one before was, which a step may give back unchanged."""
+    monkeypatch.setattr(graph, "WARM", 10**9)
+    wanted = [Wanted(tuple(prompt), 3 + n) for prompt in PROMPTS for n in range(3)]
+    model = tiny(name).double()
+    expected = language(model, 8).answers(wanted)
+    one = language(model, 8)
+    one.steps.replay.on = True
+    assert one.answers(wanted) == expected
+    assert bool(one.steps.replay.shapes) == all(inner.state_law != "linear" for inner in model.mixers())
+    one.steps.forget()
+    assert not one.steps.replay.shapes
 
 
 @pytest.mark.parametrize("name", ["mamba2", "log_linear_mamba2"])
