@@ -184,7 +184,8 @@ class Launcher:
         self.tell(message | {"job": process.job})
 
     def _on_record(self, process: Member, message: dict[str, Any]) -> None:
-        self._learn(RunRecord.model_validate(message["record"]))
+        assert process.job is not None
+        self._learn(RunRecord.model_validate(message["record"]), process.job)
 
     def _on_finished(self, process: Member, message: dict[str, Any]) -> None:
         self._close(process, None)
@@ -272,13 +273,13 @@ class Launcher:
         except UserError as problem:
             self._drain("refused", str(problem))
         for record in failed:
-            self._learn(record)
+            self._learn(record, process.job)
         self.tell({"event": "failed", "job": process.job, "error": message, "traceback": ""})
         self._close(process, message)
 
-    def _learn(self, record: RunRecord) -> None:
+    def _learn(self, record: RunRecord, job: Job) -> None:
         self.plan.learn(record)
-        self.tell({"event": "run", "record": record})
+        self.tell({"event": "run", "record": record, "job": job})
         if self.settings.fail_fast and record.status != "ok" and (record.role, record.status) != ("tune", "diverged"):
             said = record.error.message if record.error else ""
             self._drain("fail-fast", f"stopping at the first failure: {record.status}: {said}")

@@ -76,6 +76,8 @@ class Display:
 
     def _on_run(self, event: Event) -> None:
         record: RunRecord = event["record"]
+        if (running := self.running.get(event["job"].id)) is not None:
+            running.ended()
         self.done += 1
         self.failed += record.status != "ok"
         what = {name: getattr(record, name) for name in ("key", "cell", "seed", "role", "status", "axes", "tuned")}
@@ -176,6 +178,10 @@ class Running:
             if active != self.active:
                 self.first = now, step
         self.step, self.active = step, active
+
+    def ended(self) -> None:
+        """One of its runs: it is done, and no longer among those at work."""
+        self.active, self.first = max(0, self.active - 1), None
 
     def share(self) -> float:
         """The part done, in runs, of those still in training."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from mixassay.errors import UserError
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer
 from mixassay.model import Model, labelled_loss, scores
@@ -153,7 +154,7 @@ class Stack:
 
         def look(inner: Mixer, given: tuple[Tensor, ...]) -> None:
             for name, value in inner.observe(*given).items():
-                said.setdefault(name, []).append(value.item())
+                said.setdefault(name, []).append(number(inner, name, value))
 
         model = self.models[row] if self.mode == "loop" else self.models[0]
         params = self._named([view[row] for view in self._views()])
@@ -218,6 +219,14 @@ class Stack:
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         return cast(self.params.device.type, self.precision)
+
+
+def number(inner: Mixer, name: str, value: Tensor) -> float:
+    """What a mixer says of itself. Raises `UserError` for what is no number."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(f'{type(inner).__name__}.observe gives {found} for "{name}"; a tensor of one number is wanted')
+    return value.item()
 
 
 def gradients(losses: Tensor, leaves: list[Tensor], factor: Tensor | None) -> Tensor:

@@ -37,6 +37,8 @@ def run(
     training = Training(stack, device, keep)
     if checkpoint is not None:
         training.resume(checkpoint)
+    if training.step == 0:
+        training.try_out()
     if training.step == 0 and first_step.checked(device):
         training.first_error = first_step.error(training.stack, *training.first_rows())
     yield from training.finished

@@ -303,6 +303,12 @@ class Training:
             how = "loop"
         return Stack(models, mode=how, precision=self.train.precision)
 
+    def try_out(self) -> None:
+        """Before the first step: what is asked of a mixer behind the last, lest it fail there."""
+        self.state_bytes = self._state_bytes()
+        for cell in self.valid[:1]:
+            self.stack.observe(cell.rows.tokens[:1], [0])
+
     def _state_bytes(self) -> tuple[dict[str, int], dict[str, int]]:
         """Of the whole state, and of what holds something where that is less."""
         model, lengths = self.stack.models[0], sorted({q.task.seq_len for q in self.valid})

@@ -94,11 +94,13 @@ def eval_(
     without network, except --data hub. `mixassay report DIR/NAME` prints what is stored; its --plot draws depth by
     length.
 
-    Exit code: 0 done; 2 a mistake in the command or missing data; 4 a canary died, and no number was printed.
+    Exit code: 0 done; 2 a mistake in the command or missing data; 3 some of the models of runs:FILE failed; 4 a canary
+    died, and no number was printed.
     """
     from mixassay.runners.eval.canary import Refused
     from mixassay.runners.eval.session import Options, evaluate  # imports torch
     from mixassay.runners.eval.suites import data_of
+    from mixassay.runners.faults import disk
 
     options = Options(
         model=model,
@@ -127,15 +129,35 @@ def eval_(
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     records: list[RunRecord] = []
+    models, failed = each(options, tell), 0
     try:
-        for title, one in each(options, tell):
+        for title, one in models:
             if title:
                 tell(title)
-            records += evaluate(one, tell)
+            try:
+                records += evaluate(one, tell)
+            except UserError as problem:
+                if len(models) == 1:
+                    raise
+                tell(f"{title}: {problem}")
+                failed += 1
     except Refused as problem:
         tell(str(problem))
         raise typer.Exit(4) from None
-    show(records, as_json)
+    except OSError as problem:
+        if (reason := disk(problem)) is None:
+            raise
+        raise UserError(f"cannot write to {results}: {reason}; {GOES_ON}") from problem
+    except KeyboardInterrupt:
+        tell(f"stopped: {GOES_ON}")
+        raise
+    if records:
+        show(records, as_json)
+    if failed:
+        raise typer.Exit(3)
+
+
+GOES_ON = "all sets before are kept, and the same command goes on behind them"
 
 
 def each(options: "Options", tell: Callable[[str], None]) -> list[tuple[str, "Options"]]:
@@ -146,12 +168,14 @@ def each(options: "Options", tell: Callable[[str], None]) -> list[tuple[str, "Op
     from mixassay.runners import session, weights  # imports torch
 
     sweep = load(file, None, None, None)
-    shown = session.table(sweep, Store(options.results).read(sweep.name).records, options.results)
+    stored = Store(options.results).read(sweep.name).records
+    shown = session.table(sweep, stored, options.results)
     runs = {record.key: (entry.runs.cell, record) for entry in shown.entries.values() for record in entry.runs.ok}
     kept = {key for key in runs if weights.place(options.results, sweep.name, key).is_file()}
     if not kept:
-        said = f"none of the {len(runs)} runs in its table has kept its weights" if runs else "no run of it is stored"
-        raise UserError(f"{file}: {said}; `mixassay run {file} run.keep_weights=true` keeps them")
+        raise UserError(
+            f"{file}: {none_kept(len(runs), len(stored))}; `mixassay run {file} run.keep_weights=true` keeps them"
+        )
     found = []
     for key, (cell, record) in runs.items():
         title = f"{cell} seed {record.seed}"
@@ -161,6 +185,14 @@ def each(options: "Options", tell: Callable[[str], None]) -> list[tuple[str, "Op
         else:
             tell(f"{title}: left out, since its weights are not kept")
     return found
+
+
+def none_kept(shown: int, stored: int) -> str:
+    if shown:
+        return f"none of the {shown} runs in its table has kept its weights"
+    if stored:
+        return f"none of the {stored} stored runs of it has the file's settings (--model run:KEY takes any)"
+    return "no run of it is stored"
 
 
 def show(records: list[RunRecord], as_json: bool) -> None:
@@ -184,6 +216,8 @@ def length(text: str) -> int:
     if not (found := re.fullmatch(r"(\d+)([kK]?)", text)):
         raise UserError(f"--lengths: {text} is no number of tokens such as 4096 or 4K")
     tokens = int(found[1]) * (1024 if found[2] else 1)
+    if not tokens:
+        raise UserError("--lengths: a prompt of 0 tokens asks nothing")
     if tokens > LONGEST:
         raise UserError(f"--lengths: {text} is more than {LONGEST:,} tokens")
     return tokens

@@ -30,6 +30,7 @@ READ_AT_ONCE = 2**17
 NEAR = 48
 """Tokens by which the lengths of prompts that are read together may differ: so many steps cost less than a call."""
 IGNORE = -100
+NOT_A_NUMBER = -1
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class Wanted:
 
 @dataclass
 class Row:
-    """An answer on its way. `read`: tokens of the prompt that the state holds."""
+    """An answer on its way. `read`: tokens of the prompt that the state holds. `measured`: whether to note the bytes of
+    its state."""
 
     at: int
     wanted: Wanted
     tokenizer: Tokenizer
+    measured: bool = False
     read: int = 0
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -64,9 +67,12 @@ class Row:
             return self.wanted.prompt[self.read - 1]
         if not self.done:
             self.take(likeliest)
-        return likeliest
+        return max(likeliest, 0)
 
     def take(self, token: int) -> None:
+        if token == NOT_A_NUMBER:
+            at = len(self.wanted.prompt) + len(self.ids)
+            raise UserError(f"the model's logits are not numbers (NaN) after {at:,} tokens, so it answers nothing")
         if token != self.tokenizer.end:
             self.ids.append(token)
         self.done = token == self.tokenizer.end or len(self.ids) >= self.wanted.new_tokens
@@ -92,7 +98,7 @@ class Group:
 @dataclass
 class Language:
     """`batch`: rows that take their steps together, halved for good when they do not fit in memory; the error of a
-    single row is raised. `state_bytes`: of a row after so many tokens of its prompt.
+    single row is raised. `state_bytes`: of a row behind the longest prompt of a call, by its tokens.
 
     precision: "bf16" multiplies in bfloat16 (autocast) with sums in float32; otherwise the model's dtype is meant.
     """
@@ -121,14 +127,15 @@ class Language:
 
     @torch.inference_mode()
     def answers(self, wanted: Sequence[Wanted]) -> list[str]:
-        """What the model writes behind each prompt. Raises `UserError` for empty prompts and too long ones."""
+        """What the model writes behind each prompt. Raises `UserError` for empty prompts and too long ones, and where
+        the model answers with NaN."""
         for one in wanted:
             self._check(len(one.prompt), one.new_tokens)
         order = sorted(range(len(wanted)), key=lambda i: -len(wanted[i].prompt))  # too little memory shows at once
         texts = [""] * len(wanted)
 
         def answer(part: Sequence[int]) -> None:
-            rows = [Row(i, wanted[i], self.tokenizer) for i in part]
+            rows = [Row(i, wanted[i], self.tokenizer, measured=i == order[0]) for i in part]
             try:
                 with cast(self.device.type, self.precision):
                     alike = self._read(rows)
@@ -163,6 +170,8 @@ class Language:
             with cast(self.device.type, self.precision):
                 loss, right = self.model(tokens[:, :-1], positions.expand(len(part), -1), head=scores(labels, IGNORE))
             total = -loss.double().sum(1)
+            if total.isnan().any():
+                raise UserError(f"the model's likelihoods are not numbers (NaN) in texts of {length:,} tokens")
             greedy = (right | (labels == IGNORE)).all(1)
             for i, log_likelihood, is_greedy in zip(part, total.tolist(), greedy.tolist(), strict=True):
                 found[i] = log_likelihood, is_greedy
@@ -192,18 +201,19 @@ class Language:
             group = Group(part, *self.model.prefill(prompts))
             for row in part:
                 row.read = at
-            self.state_bytes[at] = nbytes(group.state[1]) // len(part)
             read.setdefault(group.shapes, []).append(group)
         return list(read.values())
 
     def _go_on(self, group: Group) -> None:
         """To the end of every row. A state is let go when the next one is there: `group` alone holds it."""
         while True:
-            token = group.logits[:, : self.tokenizer.vocab_size].argmax(-1)
+            for row in group.rows:
+                if row.measured and not row.reading and not row.ids:
+                    self.state_bytes[row.read] = nbytes(group.state[1]) // len(group.rows)
+            token = likeliest(group.logits[:, : self.tokenizer.vocab_size])
             reading = any(row.reading for row in group.rows)
             then = [row.next(id) for row, id in zip(group.rows, token.tolist(), strict=True)]
-            if reading:
-                token = torch.tensor(then, device=self.device)
+            token = torch.tensor(then, device=self.device) if reading else token.clamp(min=0)  # of rows that are done
             # a row that is done would go on beyond the positions that the model has learned
             kept = going_on(group.rows, few_sizes=self.longest is None and self.steps.replays(group.state))
             if not kept:
@@ -211,6 +221,11 @@ class Language:
             if len(kept) < len(group.rows):
                 group.rows, token, group.state = [group.rows[i] for i in kept], token[kept], chosen(group.state, kept)
             group.logits, group.state = self.steps(token, group.state)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The token of each row [B], and NOT_A_NUMBER where the logits hold a NaN."""
+    return torch.where(logits.isnan().any(-1), NOT_A_NUMBER, logits.argmax(-1))
 
 
 def going_on(rows: Sequence[Row], few_sizes: bool) -> list[int]:

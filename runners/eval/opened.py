@@ -6,6 +6,7 @@ A run keeps its weights with `run.keep_weights: true` (see `runners/weights.py`)
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,24 @@ def opened(
 
     Raises `UserError` where there is no such run, or none that a tokenizer is known of.
     """
+    chosen = device_of(device)
     path = found(Path(run)) if Path(run).is_dir() else weights.find(run, Path(results))
     model = weights.load(path, results, plugins)
     about = header(path)
-    chosen = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
     words = tokenizer_of(path, about) if tokenizer is None else tokens.load(tokenizer)
     return Opened(model.to(chosen), words, about, f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}")
+
+
+def device_of(wanted: str) -> str:
+    """For "auto" the GPU if there is one. Raises `UserError` for a device that this machine does not have."""
+    if wanted in ("auto", "cpu"):
+        return "cuda" if wanted == "auto" and torch.cuda.is_available() else "cpu"
+    if not (named := re.fullmatch(r"cuda(?::(\d+))?", wanted)):
+        raise UserError(f"device should be auto, cpu, cuda or cuda:1, got {wanted}")
+    there = torch.cuda.device_count()
+    if int(named[1] or 0) >= there:
+        raise UserError(f"device {wanted} is asked for, but this machine has {there or 'no'} GPU{'s' * (there != 1)}")
+    return wanted
 
 
 def found(folder: Path) -> Path:

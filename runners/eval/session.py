@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from mixassay import provenance
 from mixassay.errors import UserError
@@ -17,7 +19,7 @@ from mixassay.record import RunRecord
 from mixassay.runners.eval import canary, engine, hub, kept, longbench, longbench_v2, retrieval, ruler, stock, suites
 from mixassay.runners.eval.kept import Asked, Subject
 from mixassay.runners.eval.language import Language, Precision
-from mixassay.runners.eval.opened import opened
+from mixassay.runners.eval.opened import device_of, opened
 from mixassay.runners.eval.question import Answer, Set
 from mixassay.runners.eval.script import told
 from mixassay.runners.eval.suites import NO_DATA, Data, Suite
@@ -25,6 +27,7 @@ from mixassay.runners.extras import need
 from mixassay.runners.longbench.metrics.code import EditDistance
 from mixassay.runners.memory import out_of_memory
 from mixassay.runners.store import Store
+from mixassay.tasks.ruler.sources import TEXTS
 from mixassay.tasks.ruler.table import Compat
 from mixassay.tokens import Tokenizer
 
@@ -71,6 +74,8 @@ class Model:
     options: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, asked: Set, tell: Tell) -> list[Answer]:
+        if self.language is not None:
+            self.language.state_bytes.clear()  # a record has those of its own set
         longest = max(question.tokens + question.new_tokens for question in asked.questions)
         with self.room(asked.name, asked.length or longest, tell):
             if self.lm is not None:
@@ -129,6 +134,9 @@ def evaluate(options: Options, tell: Tell) -> list[RunRecord]:
 
     Raises `canary.Refused` before the model is asked anything, and `UserError` for what cannot be asked.
     """
+    for text in options.essay:
+        if text not in TEXTS and not Path(text).is_file():
+            raise UserError(f"--essay {text}: there is no such file, and the shipped texts are {' and '.join(TEXTS)}")
     plan = suites.plan(options.suite, options.tasks, options.lengths, options.data)
     for why in plan.left_out.values():
         tell(f"left out: {why}")
@@ -251,14 +259,15 @@ def hidden(folder: Path) -> Path:
 def model_of(options: Options) -> Model:
     kind, _, name = options.model.partition(":")
     if kind not in ("run", "hf") or not name:
-        raise UserError(f"--model should be run:KEY or hf:PATH, got {options.model}")
+        raise UserError(f"--model should be run:KEY, runs:FILE or hf:PATH, got {options.model}")
     return of_run(name, options) if kind == "run" else of_hub(name, options)
 
 
 def of_run(name: str, options: Options) -> Model:
     found = opened(name, options.results, options.tokenizer, options.device, options.plugins)
-    language = Language(found.model, found.tokenizer, options.batch, options.precision)
     config, lm = found.about["config"], None
+    language = Language(found.model, found.tokenizer, options.batch, options.precision)
+    try_out(language, config["mixer"]["name"])
     if with_lm_eval(options.engine):
         need("lm_eval", "lm", "--engine lm-eval")
         from mixassay.runners.eval.adapter import Adapter
@@ -282,8 +291,26 @@ def of_run(name: str, options: Options) -> Model:
     return Model(subject, found.tokenizer, limit, lm, language, options.batch, options=settings(options))
 
 
+def try_out(language: Language, mixer: str) -> None:
+    """Raise `UserError` for a model that cannot go on from a prompt token by token."""
+    with torch.no_grad():
+        try:
+            _, state = language.model.prefill(torch.zeros(1, 1, dtype=torch.int64, device=language.device))
+        except NotImplementedError:
+            raise UserError(
+                f"{mixer} has no recurrent form (init_state and step), without which no text can be written: "
+                "docs/your-mixer.md"
+            ) from None
+    others = {type(leaf).__name__ for leaf in pytree.tree_leaves(state) if not isinstance(leaf, Tensor)}
+    if others:
+        raise UserError(
+            f"the state of {mixer} holds {' and '.join(sorted(others))}: rows are evaluated together and end one by "
+            "one, so every part of a state must be a tensor whose first dimension is the batch"
+        )
+
+
 def of_hub(path: str, options: Options) -> Model:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    device = device_of(options.device)
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}[options.precision]
     lm, tokenizer = hub.opened(path, device, options.batch, dtype, options.longest)
     subject = Subject(

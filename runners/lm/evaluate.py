@@ -14,6 +14,7 @@ from mixassay.mixers import Mixer
 from mixassay.model import Model
 from mixassay.runners.lm.loss import LOGITS_AT_ONCE
 from mixassay.runners.memory import in_batches
+from mixassay.runners.stack import number
 from mixassay.runners.stream import make
 from mixassay.spec import TaskSpec, cell_labels, task_cells
 from mixassay.tasks import IGNORE, Rows, Split
@@ -95,7 +96,7 @@ def _said(model: Model, tokens: Tensor, device: str, precision: str) -> list[tup
         new: list[tuple[str, float]] = []
 
         def look(inner: Mixer, given: tuple[Tensor, ...]) -> None:
-            new.extend((name, float(value)) for name, value in inner.observe(*given).items())
+            new.extend((name, number(inner, name, value)) for name, value in inner.observe(*given).items())
 
         with rounding(precision), cast(device, precision), model.watched(look):
             here = tokens[batch[0] : batch[-1] + 1].to(device)

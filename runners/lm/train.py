@@ -58,6 +58,8 @@ def _begin(spec: RunSpec, device: str, ranks: Ranks, checkpoint: Path | None, ho
     training = Training(spec, device, ranks, how.micro_batch, how.compiled)
     if checkpoint is not None:
         training.resume(checkpoint)
+    if training.step == 0 and ranks.first:
+        training.try_out()
     if training.step == 0 and ranks.first and first_step.checked(device):
         training.check()
     ranks.agree(GO)  # nobody writes a checkpoint that another still reads

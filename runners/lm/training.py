@@ -96,7 +96,14 @@ class Training:
         self.clock = Clock()
         self.found: tuple[list[Any], list[Any], dict[str, float]] = ([], [], {})  # of the last validation
         self.first_error: float | None = None  # of the first gradient, relative, where it was checked
+        self.states: dict[str, int] | None = None  # their bytes, by the length of the evaluation rows
         self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
+
+    def try_out(self) -> None:
+        """Before the first step: what is asked of a mixer behind the last, lest it fail there."""
+        self.states = self._state_bytes()
+        row = [Questions(cell.label, cell.rows.map(lambda x: x[:1])) for cell in self.valid[:1]]
+        observe(self.model, row, "valid", self.device, self.train.precision)
 
     def check(self) -> None:
         """Before the first step. Raises WrongStep where its gradient is wrong."""
@@ -200,7 +207,7 @@ class Training:
             eval=cells,
             curve=self.curve,
             stopped={"step": step, "reason": end.reason},
-            state_bytes=self._state_bytes(),
+            state_bytes=self._state_bytes() if self.states is None else self.states,
             live_state_bytes={},
             params=sum(p.numel() for p in self.model.parameters()),
             weights=weights_digest(self.model),
@@ -338,9 +345,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @torch.no_grad()
 def state_bytes(inner: Mixer, T: int) -> int:
-    """On the state behind T tokens, or behind one where the mixer's law says that this is as large."""
-    like, T = next(inner.parameters(), torch.empty(())), 1 if inner.state_law == "constant" else T
-    return nbytes(inner.prefill(like.new_zeros(1, T, inner.d_model), inner.init_state(1))[1])
+    """On the state behind T tokens, or behind one where the mixer's law says that this is as large, and two agree."""
+    like = next(inner.parameters(), torch.empty(()))
+
+    def behind(n: int) -> int:
+        return nbytes(inner.prefill(like.new_zeros(1, n, inner.d_model), inner.init_state(1))[1])
+
+    if inner.state_law == "constant" and (one := behind(1)) == behind(2):
+        return one
+    return behind(T)
 
 
 def tensors_of(model: Model) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ class Keys:
         return "s1"
 
 
-def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_record: Any) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     path = tmp_path / "demo.yaml"
@@ -54,3 +54,5 @@ def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert at(61, event="progress", step=20, active=2, says="valid loss [1.2]") == [first]
         assert at(119, event="progress", step=30, active=2, says="") == [first]
         assert at(121, event="progress", step=40, active=2, says="") == [first, "demo: 0/2 runs · about 3 min left"]
+        ended = at(182, event="run", record=make_record())
+        assert ended[-1].startswith("demo: 1/2 runs"), "the run that has ended is no longer among those at work"

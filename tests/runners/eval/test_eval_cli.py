@@ -263,11 +263,19 @@ def test_common_sense_by_lm_eval_from_local_files(place: Any, kept: Any, data: P
 
 
 REFUSED = {
-    "--model should be run:KEY or hf:PATH, got mamba2": ["--model", "mamba2", "--suite", "niah"],
+    "--model should be run:KEY, runs:FILE or hf:PATH, got mamba2": ["--model", "mamba2", "--suite", "niah"],
     "no weights of such a run under": ["--model", "run:abcd", "--suite", "niah"],
     'suite niah has no task "vt"': ["--model", "run:x", "--suite", "niah", "--tasks", "vt"],
     "--lengths are for ruler, niah, retrieval": ["--model", "run:x", "--suite", "longbench", "--lengths", "1K"],
     "--lengths: 20000K is more than 16,777,216 tokens": ["--model", "run:x", "--suite", "niah", "--lengths", "20000K"],
+    "--lengths: a prompt of 0 tokens asks nothing": ["--model", "run:x", "--suite", "niah", "--lengths", "0"],
+    "--essay no.txt: there is no such file": ["--model", "run:x", "--suite", "niah", "--essay", "no.txt"],
+    "device should be auto, cpu, cuda or cuda:1, got cudda": [
+        "--model", "run:x", "--suite", "niah", "--device", "cudda",
+    ],
+    "device cuda:99 is asked for, but this machine has": [
+        "--model", "run:x", "--suite", "niah", "--device", "cuda:99",
+    ],
     "--lengths: 4x is no number of tokens": ["--model", "run:x", "--suite", "niah", "--lengths", "4x"],
     "qa_1: put one file of questions in SQuAD's layout into --data DIR with DIR/squad/, found 0": [
         "--model", "run:x", "--suite", "ruler", "--tasks", "qa_1",

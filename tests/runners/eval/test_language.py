@@ -246,6 +246,31 @@ def model_ids(model: Any, prompt: bytes, n: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+def test_nan_is_no_answer(tiny: Any) -> None:
+    model = tiny("mamba2")
+    one, right = Language(model, Bytes()), model.step
+
+    def step(tokens: Any, state: Any) -> Any:
+        logits, state = right(tokens, state)
+        return logits * float("nan"), state
+
+    model.step = step
+    with pytest.raises(UserError, match=r"logits are not numbers \(NaN\) after 4 tokens"):
+        one.answers([Wanted((1, 2, 3), 4)])
+    with torch.no_grad():
+        model.embedding.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"likelihoods are not numbers \(NaN\) in texts of 2 tokens"):
+        one.likelihoods([([1], [2])])
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_state_bytes_are_of_the_longest_prompt_whatever_the_batch(batch: int, tiny: Any) -> None:
+    model = tiny("attention")
+    one = Language(model, Bytes(), batch)
+    one.answers([Wanted(tuple(b"x" * n), 2) for n in (9, 5, 7)])
+    assert one.state_bytes == {9: model.state_bytes(9)}
+
+
 class Scripted(torch.nn.Module):
     """A model that writes given ids behind any prompt."""
 

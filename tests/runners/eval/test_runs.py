@@ -53,3 +53,50 @@ def test_all_kept_runs_of_a_sweep(swept: Any) -> None:
     assert "niah_single_1" in said.out
     again = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
     assert again.err.count("stored before") == 3
+
+
+PLUGIN = """
+import torch
+from mixassay.mixers import Mixer, mixer
+
+@mixer("stepless")
+class Stepless(Mixer):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x):
+        return x.cumsum(1) * self.gain
+
+@mixer("counting")
+class Counting(Stepless):
+    def init_state(self, batch):
+        return self.gain.new_zeros(batch, len(self.gain)), 0
+
+    def step(self, x, state):
+        S, n = state
+        return (S + x) * self.gain, (S + x, n + 1)
+"""
+
+
+def test_models_that_cannot_write_are_told_and_the_others_asked(swept: Any) -> None:
+    swept.write(PLUGIN, "mine.py")
+    few = ("seeds=[0]", "sweep.grid.mixer=[stepless,counting,mamba2]", "plugins=[mine.py]")
+    assert swept.run("run", "two.yaml", *few).code == 0
+    swept.write(
+        SWEEP.replace("[mamba2, linear_attention]", "[stepless, counting, mamba2]") + "plugins: [mine.py]\n",
+        "three.yaml",
+    )
+    said = swept.run("eval", "--model", "runs:three.yaml", *ASKED)
+    assert said.code == 3
+    assert "mixer=stepless seed 0: stepless has no recurrent form (init_state and step)" in said.err
+    assert "mixer=counting seed 0: the state of counting holds int" in said.err
+    assert "Traceback" not in said.err
+    assert [r.config["mixer"]["name"] for r in Store(swept.folder / "results").read("niah").records] == ["mamba2"]
+
+
+def test_stored_runs_of_other_settings_are_not_denied(swept: Any) -> None:
+    assert swept.run("run", "two.yaml", "train.steps=2", "seeds=[0]").code == 0
+    said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
+    assert said.code == 2
+    assert "none of the 2 stored runs of it has the file's settings (--model run:KEY takes any)" in said.err

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mixassay.errors import UserError
+from mixassay.mixers.mamba2 import Mamba2
 from mixassay.model import build
 from mixassay.runners import graph
 from mixassay.runners import train as stacks
@@ -305,6 +306,27 @@ def test_what_mixers_say_of_rows_that_do_not_fit_together(text, monkeypatch):
     monkeypatch.setattr(training.model, "forward", cramped)
     assert evaluate.observe(*asked) == pytest.approx(expected)
     assert evaluate.observe(Training(spec(text), "cpu", Ranks()).model, *asked[1:]) == {}
+
+
+def test_a_state_that_grows_is_measured_whatever_its_law_says(text, monkeypatch):
+    training = Training(spec(text, "attention"), "cpu", Ranks())
+    right = training._state_bytes()
+    for inner in training.model.mixers():
+        monkeypatch.setattr(type(inner), "state_law", "constant")
+    assert training._state_bytes() == right
+    assert right["96"] > right["48"]
+
+
+@pytest.mark.parametrize("loop", ["lm", "stack"])
+def test_what_a_mixer_says_of_itself_is_tried_before_it_trains(text, loop, monkeypatch):
+    monkeypatch.setattr(Mamba2, "observe", lambda self, x: {"both": x[0, :2, 0]})
+    for training in (Training, stacks.Training):
+        monkeypatch.setattr(training, "advance", lambda self: pytest.fail("it trains"))
+    runner = run if loop == "lm" else stacks.run
+    sizes: Any = {"vocab_size": 32, "seq_len": 16, "num_kv": 2}
+    task = text if loop == "lm" else TaskSpec(name="mqar", **sizes)
+    with pytest.raises(UserError, match=r'Mamba2.observe gives a tensor of shape \[2\] for "both"'):
+        list(runner([spec(task, "mamba2", loop=loop)]))
 
 
 def test_work_of_a_token():
