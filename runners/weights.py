@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mixassay import corpus, draws, plugins
 from mixassay.errors import UserError
+from mixassay.mixers import mixer
 from mixassay.model import Model, build
 from mixassay.provenance import source_of
 from mixassay.runners import checkpoint
@@ -58,6 +59,12 @@ def load(run: str | Path, results: str | Path = "results", plugin_names: Sequenc
         raise UserError(f"{path} was not written by `mixassay run`: its header does not say which run it is of")
     about: dict[str, Any] = json.loads(header)
     plugins.load(plugin_names)
+    for part in (about["config"]["mixer"], about["config"]["model"]["hybrid"]):
+        if part is not None and part["name"] not in mixer.names():
+            raise UserError(
+                f'{path}: its mixer "{part["name"]}" is not registered; name the file or module that registers it '
+                "(--plugin FILE, in Python plugins=[...])"
+            )
     model = rebuilt(about, tensors, path)
     _compare_code(about, plugin_names)
     return model

@@ -92,6 +92,14 @@ def test_a_file_and_the_start_of_a_key_will_do(kept: Path, monkeypatch: pytest.M
     assert (kept / "results/tiny/.weights/.gitignore").read_text() == "*\n"
 
 
+def test_a_run_of_a_plug_in_names_what_is_missing(kept: Path) -> None:
+    record = next(run for run in runs(kept) if run.config["mixer"]["name"] == "noise")
+    code = f"import mixassay; mixassay.load({record.key!r}, {str(kept / 'results')!r})"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True)
+    assert 'its mixer "noise" is not registered; name the file or module' in done.stderr
+
+
 def test_what_cannot_be_loaded_is_told(kept: Path, tmp_path: Path) -> None:
     results = kept / "results"
     for run, message in [
