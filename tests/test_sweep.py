@@ -190,6 +190,12 @@ def test_a_mixer_argument_can_be_tuned() -> None:
     assert {run.cell for run in sweep.tuning(cell)} == {cell.cell}
 
 
+def test_extends_takes_the_name_of_a_shipped_sweep() -> None:
+    sweep = load("extends: lm/tiny\nname: child\nseeds: [5]\n")
+    assert (sweep.name, sweep.seeds) == ("child", (5,))
+    assert sweep.cells()[0].sections.train.loop == "lm"
+
+
 def test_extends_merges_mappings_and_replaces_lists() -> None:
     Path("base").mkdir()
     Path("base/base.yaml").write_text(HEAD + "seeds: [0, 1, 2]\nplugins: [ema.py, some.module]\n")

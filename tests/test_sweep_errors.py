@@ -332,9 +332,15 @@ FAULTS = {
     ),
     "timeout": (BASE + "run: {timeout: ⟦45x}\n", 'run.timeout should be a number, got "45x"'),
     # extends and plug-ins
-    "extends a missing file": (BASE + "extends: ⟦no.yaml\n", "extends no.yaml, but there is no file no.yaml"),
+    "extends a missing file": (
+        BASE + "extends: ⟦no.yaml\n",
+        "extends no.yaml, but there is no file no.yaml, nor a shipped sweep of that name",
+    ),
     "extends itself": (BASE + "extends: ⟦sweep.yaml\n", "extends sweep.yaml, which extends this file in turn"),
-    "extends a list": (BASE + "extends: ⟦[a.yaml]\n", 'extends should be the path of one file, got ["a.yaml"]'),
+    "extends a list": (
+        BASE + "extends: ⟦[a.yaml]\n",
+        'extends should be one file or a shipped sweep\'s name, got ["a.yaml"]',
+    ),
     "plug-in that is no name": (
         BASE + "plugins: [a.py, ⟦3]\n",
         "a plug-in is a Python file or the name of a module, got 3",

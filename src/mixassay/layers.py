@@ -12,8 +12,11 @@ NAMED = ("task", "mixer", "model.hybrid")
 """Paths at which a word is short for {name: word}."""
 
 
+SHIPPED = Path(__file__).parent / "configs"
+
+
 def read_extended(path: Path, found: Problems, above: tuple[Path, ...] = ()) -> Node:
-    """A file's data merged over that of the file it extends."""
+    """A file's data merged over that of the file it extends: a path from its own folder, or a shipped sweep's name."""
     node = read(path, found)
     if not isinstance(node.value, dict):
         raise UserError(f"{node.at}: a sweep file is a mapping, got {shown(node.plain())}")
@@ -21,10 +24,14 @@ def read_extended(path: Path, found: Problems, above: tuple[Path, ...] = ()) -> 
     if base is None:
         return node
     below = path.parent / str(base.value)
+    if not below.is_file() and (SHIPPED / f"{base.value}.yaml").is_file():
+        below = SHIPPED / f"{base.value}.yaml"
     if not isinstance(base.value, str):
-        raise UserError(f"{base.at}: extends should be the path of one file, got {shown(base.plain())}")
+        raise UserError(f"{base.at}: extends should be one file or a shipped sweep's name, got {shown(base.plain())}")
     if not below.is_file():
-        raise UserError(f"{base.at}: extends {base.value}, but there is no file {below}")
+        raise UserError(
+            f"{base.at}: extends {base.value}, but there is no file {below}, nor a shipped sweep of that name"
+        )
     if any(below.samefile(one) for one in (*above, path)):
         raise UserError(f"{base.at}: extends {base.value}, which extends this file in turn")
     return spell_out(read_extended(below, found, (*above, path))).merge(node)

@@ -60,7 +60,10 @@ def json_schema() -> Schema:
         "version": {"const": VERSION},
         "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"},
         "plugins": {"type": "array", "items": {"type": "string"}},
-        "extends": {"type": "string", "description": "A file whose mappings this one is merged into."},
+        "extends": {
+            "type": "string",
+            "description": "A file, or the name of a shipped sweep, whose mappings this one is merged into.",
+        },
         "seeds": SEEDS,
     }
     top |= {key: ref(key) for key in KEYS if key in definitions}
