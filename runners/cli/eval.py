@@ -148,7 +148,7 @@ def eval_(
         if (reason := disk(problem)) is None:
             raise
         raise UserError(f"cannot write to {results}: {reason}; {GOES_ON}") from problem
-    except KeyboardInterrupt:
+    except SystemExit:  # what Ctrl-C is here (`cli.main`)
         tell(f"stopped: {GOES_ON}")
         raise
     if records:

@@ -1,9 +1,11 @@
 """`mixassay eval --model runs:FILE`: every run of a sweep's table whose weights are kept, and no other."""
 
+import signal
 from typing import Any
 
 import pytest
 
+from mixassay.runners.eval import session
 from mixassay.runners.store import Store
 
 SWEEP = """
@@ -93,6 +95,14 @@ def test_models_that_cannot_write_are_told_and_the_others_asked(swept: Any) -> N
     assert "mixer=counting seed 0: the state of counting holds int" in said.err
     assert "Traceback" not in said.err
     assert [r.config["mixer"]["name"] for r in Store(swept.folder / "results").read("niah").records] == ["mamba2"]
+
+
+def test_ctrl_c_says_how_to_go_on(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert swept.run("run", "two.yaml", "seeds=[0]").code == 0
+    monkeypatch.setattr(session, "jobs", lambda *_: signal.raise_signal(signal.SIGINT))
+    said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
+    assert said.code == 130
+    assert "stopped: all sets before are kept, and the same command goes on behind them" in said.err
 
 
 def test_stored_runs_of_other_settings_are_not_denied(swept: Any) -> None:
