@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mixassay.errors import UserError
-from mixassay.provenance import PACKAGE
+from mixassay.layers import SHIPPED
 from mixassay.registry import suggest
 from mixassay.sweep import Sweep, conditions
 
-SHIPPED = PACKAGE / "configs"
 AUDITS = "audit"
 """The folder of the files that are no sweeps but audits."""
 

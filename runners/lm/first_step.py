@@ -67,16 +67,19 @@ def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[f
 
 def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The rows' mean loss and its gradient [P], as training makes them."""
-    with rounding(precision):
-        with cast(tokens.device.type, precision):
-            loss: Tensor = model(tokens, head=row_losses(labels)).mean()
-        return loss.detach(), gradients(loss, list(model.parameters()), None)
+    return made(model, precision, tokens, labels)
 
 
 def plain(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The same in float32 and by torch alone."""
-    with use_backend("torch"), rounding("fp32"):
-        loss: Tensor = model(tokens, head=row_losses(labels)).mean()
+    with use_backend("torch"):
+        return made(model, "fp32", tokens, labels)
+
+
+def made(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    with rounding(precision):
+        with cast(tokens.device.type, precision):
+            loss: Tensor = model(tokens, head=row_losses(labels)).mean()
         return loss.detach(), gradients(loss, list(model.parameters()), None)
 
 
