@@ -17,7 +17,7 @@ from mixassay.registry import suggest
 from mixassay.runners import choice_notes, stats
 from mixassay.runners.labels import find, heads, short, spans
 from mixassay.runners.runs import Runs, choose, values
-from mixassay.runners.tolerance import LIMITS
+from mixassay.runners.tolerance import BY_TORCH, ERROR, beyond
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Sweep
 
@@ -215,11 +215,23 @@ def partly_older(all_runs: Iterable[Runs]) -> bool:
     return len({runs.older for runs in all_runs if runs.records}) > 1
 
 
-def _beyond_rounding(record: RunRecord) -> float | None:
-    """How far the first gradient was off (`first_step`), where that is more than rounding."""
-    error = record.metrics.get("train/first_gradient_error")
-    _, limit = LIMITS.get(str(find(record.config, "train.precision")), LIMITS["fp32"])
-    return error if error is not None and error > limit else None
+def _coarse(records: Sequence[RunRecord]) -> str | None:
+    """Of the first gradient that was furthest off (`first_step`), where that is more than rounding."""
+    found = [(error, r) for r in records if (error := r.metrics.get(ERROR)) is not None]
+    error, record = max(found, key=lambda one: one[0], default=(0.0, None))
+    if record is None:
+        return None
+    precision = str(find(record.config, "train.precision"))
+    if not beyond(error, precision):
+        return None
+    told = f"the first gradient was {error:.1%} off float32's, more than its precision explains"
+    torch = record.metrics.get(BY_TORCH)
+    if torch is None:
+        return told
+    told += f"; torch's own operators in {precision} are {torch:.1%} off"
+    if torch < error / 2:
+        return told + ": a kernel may be wrong, please report it"
+    return told + ", so it is the precision and no kernel"
 
 
 def _commit(record: RunRecord) -> str:
@@ -235,9 +247,8 @@ def _warnings(all_runs: Sequence[Runs]) -> list[str]:
         solved = all(value in (1.0, None) for metrics in numbers for k, value in metrics.items() if "accuracy" in k)
         if len(numbers) > 1 and all(metrics == numbers[0] for metrics in numbers) and not solved:
             found.append(f"{name}: all {len(numbers)} seeds gave bit-equal numbers; does the seed drive anything?")
-        coarse = max((c for record in runs.ok if (c := _beyond_rounding(record)) is not None), default=None)
-        if coarse is not None:
-            found.append(f"{name}: the first gradient was {coarse:.1%} off float32's, more than its precision explains")
+        if (coarse := _coarse(runs.ok)) is not None:
+            found.append(f"{name}: {coarse}")
         if runs.aside:
             found.append(f"{name}: {runs.aside} run(s) on another machine, data version or tuning are left out")
     for what, kinds in (

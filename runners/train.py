@@ -40,7 +40,7 @@ def run(
     if training.step == 0:
         training.try_out()
     if training.step == 0 and first_step.checked(device):
-        training.first_error = first_step.error(training.stack, *training.first_rows())
+        training.first_errors = first_step.errors(training.stack, *training.first_rows())
     yield from training.finished
     saved = shown = time.monotonic()
     while training.members:

@@ -99,7 +99,7 @@ class Training:
         self.ahead = Ahead(self._draw, self.stream.steps, device)
         self.eval_every = self.train.eval_every or max(1, self.stream.steps // (self.train.epochs or 10))
         self.state_bytes: tuple[dict[str, int], dict[str, int]] | None = None
-        self.first_error: float | None = None  # of the first gradient, relative, where it was checked
+        self.first_errors: dict[str, float] = {}  # of the first gradient, where it was checked (`first_step`)
 
     def advance(self) -> None:
         """One step of every member."""
@@ -190,8 +190,9 @@ class Training:
         test = dict(zip(well, evaluate(self.stack, self.test or [], "test", well), strict=True))
         seen = dict(zip(well, observe(self.stack, self.valid, "valid", well), strict=True))
         left_out = self.loss_scale.skipped.tolist()
-        noted = {} if self.first_error is None else {"train/first_gradient_error": self.first_error}
-        noted_of = {i: noted | ({"train/skipped_steps": float(left_out[i])} if left_out[i] else {}) for i in well}
+        noted_of = {
+            i: self.first_errors | ({"train/skipped_steps": float(left_out[i])} if left_out[i] else {}) for i in well
+        }
         if self.state_bytes is None:
             self.state_bytes = self._state_bytes()
         self._charge(time.perf_counter() - start, training=False)
@@ -246,7 +247,7 @@ class Training:
             "step": self.step,
             "alive": [{k: v for k, v in vars(m).items() if k != "spec"} for m in self.members],
             "loss_steps": self.loss_steps,
-            "first_error": self.first_error,
+            "first_errors": self.first_errors,
             "finished": [asdict(o) | {"spec": self.specs.index(o.spec)} for o in self.finished],
         }
         tensors = {
@@ -274,7 +275,7 @@ class Training:
         self.finished = [Outcome(**o | {"spec": self.specs[o["spec"]]}) for o in state["finished"]]
         self.step = state["step"]
         self.count.fill_(self.step)
-        self.loss_steps, self.first_error = state["loss_steps"], state.get("first_error")
+        self.loss_steps, self.first_errors = state["loss_steps"], state.get("first_errors", {})
         self.stack.params.copy_(tensors["params"])
         self.optim.mean, self.optim.square = tensors["mean"], tensors["square"]
         self.loss_sum, self.active, self.broke_at = tensors["loss_sum"], tensors["active"], tensors["broke_at"]

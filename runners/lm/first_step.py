@@ -9,12 +9,13 @@ from torch import Tensor
 from mixassay.kernels import use_backend
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.model import Model
-from mixassay.runners.first_step import difference
+from mixassay.runners.first_step import difference, doubtful, relative
 from mixassay.runners.lm.batches import Batches
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.memory import out_of_memory
 from mixassay.runners.stack import gradients
 from mixassay.runners.stream import Stream
+from mixassay.runners.tolerance import BY_TORCH, ERROR
 from mixassay.spec import RunSpec
 from mixassay.tasks import IGNORE
 
@@ -26,12 +27,14 @@ PATIENCE = 10.0
 takes minutes for 4096 tokens."""
 
 
-def error(model: Model, spec: RunSpec, stream: Stream) -> float:
-    """How far gradients are from float32's, relative: the most at any length that is trained on and compared.
+def errors(model: Model, spec: RunSpec, stream: Stream) -> dict[str, float]:
+    """ERROR and, where asked, BY_TORCH (`runners.first_step`) of the length, of all compared, where a gradient is
+    furthest off.
 
-    Raises WrongStep where that is beyond rounding, or a loss is.
+    Raises WrongStep where no rounding explains it, or a loss.
     """
-    found, seconds, device = 0.0, 0.0, next(model.parameters()).device
+    found: list[dict[str, float]] = []
+    seconds, device = 0.0, next(model.parameters()).device
     steps = {stream.task_at(step).seq_len: step for step in reversed(range(stream.steps))}
     before = min(steps)
     for length, step in sorted(steps.items()):
@@ -41,11 +44,12 @@ def error(model: Model, spec: RunSpec, stream: Stream) -> float:
         tokens, labels = (x.to(device) for x in Batches(stream, spec.seed, rows)[step])
         with torch.compiler.set_stance("force_eager"):  # or a compiled block would keep the choice of operators
             off, seconds = _at(model, spec.train.precision, tokens, labels)
-        found, before = max(found, off), length
-    return found
+        found.append(off)
+        before = length
+    return max(found, key=lambda one: one[ERROR])
 
 
-def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[float, float]:
+def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[dict[str, float], float]:
     """Of rows of one length, and how long torch's form took; of their second halves, and so on, where that does not fit
     in memory."""
     while True:
@@ -62,7 +66,11 @@ def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[f
     seconds = time.perf_counter() - start
     ours = kernels(model, precision, tokens, labels)
     difference("loss", ours[0], loss, precision)
-    return difference("gradient", ours[1], grad, precision), seconds
+    off = difference("gradient", ours[1], grad, precision)
+    found = {ERROR: off}
+    if doubtful(off, precision):
+        found[BY_TORCH] = relative(plain(model, tokens, labels, precision)[1], grad)
+    return found, seconds
 
 
 def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,10 +78,10 @@ def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tup
     return made(model, precision, tokens, labels)
 
 
-def plain(model: Model, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in float32 and by torch alone."""
+def plain(model: Model, tokens: Tensor, labels: Tensor, precision: str = "fp32") -> tuple[Tensor, Tensor]:
+    """The same by torch alone."""
     with use_backend("torch"):
-        return made(model, "fp32", tokens, labels)
+        return made(model, precision, tokens, labels)
 
 
 def made(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ class Training:
         self.seconds = self.training_seconds = 0.0
         self.clock = Clock()
         self.found: tuple[list[Any], list[Any], dict[str, float]] = ([], [], {})  # of the last validation
-        self.first_error: float | None = None  # of the first gradient, relative, where it was checked
+        self.first_errors: dict[str, float] = {}  # of the first gradient, where it was checked (`first_step`)
         self.states: dict[str, int] | None = None  # their bytes, by the length of the evaluation rows
         self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
 
@@ -107,7 +107,7 @@ class Training:
 
     def check(self) -> None:
         """Before the first step. Raises WrongStep where its gradient is wrong."""
-        self.first_error = first_step.error(self.model, self.spec, self.stream)
+        self.first_errors = first_step.errors(self.model, self.spec, self.stream)
         if self.device != "cpu":  # `peak_bytes` is of training
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -195,9 +195,8 @@ class Training:
         if not end.broken:
             tested = evaluate(self.model, questions(self.spec.task, "test"), "test", self.device, self.train.precision)
             cells, positions = self.found[0] + tested[0], self.found[1] + tested[1]
-            noted = {} if self.first_error is None else {"train/first_gradient_error": self.first_error}
             seen = observe(self.model, self.valid, "valid", self.device, self.train.precision)
-            metrics = self.found[2] | tested[2] | seen | noted
+            metrics = self.found[2] | tested[2] | seen | self.first_errors
         step = int(self.broke_at) + 1 if self.broke_at.item() >= 0 else self.step
         self.seconds += time.perf_counter() - start
         return Outcome(
@@ -250,7 +249,7 @@ class Training:
         self.loss_sum = self.ranks.mean(self.loss_sum)  # of which the mean over the ranks is what it was
         if not self.ranks.first:
             return
-        names = ("step", "curve", "loss_steps", "first_error", "seconds", "training_seconds")
+        names = ("step", "curve", "loss_steps", "first_errors", "seconds", "training_seconds")
         state = {name: getattr(self, name) for name in names} | {"members": [run_id(self.spec)]}
         tensors = {f"model.{name}": t for name, t in tensors_of(self.model).items()}
         for name, p in self.model.named_parameters():

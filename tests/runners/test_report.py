@@ -20,6 +20,7 @@ from mixassay.record import RunRecord
 from mixassay.runners import export, render, report
 from mixassay.runners.labels import heads
 from mixassay.runners.report import Table
+from mixassay.runners.tolerance import BY_TORCH, ERROR
 from mixassay.sweep import Sweep
 
 YAML = """
@@ -274,6 +275,31 @@ def test_a_first_gradient_that_rounding_does_not_explain_is_told(load, record_of
     mamba2, linear = report.build(sweep, found).warnings
     assert mamba2 == "mixer=mamba2: the first gradient was 1.1% off float32's, more than its precision explains"
     assert linear.startswith("mixer=linear_attention: the first gradient was 30.0% off")
+
+
+@pytest.mark.parametrize(
+    ("by_torch", "told"),
+    [
+        (0.08, "8.0% off, so it is the precision and no kernel"),
+        (0.01, "1.0% off: a kernel may be wrong, please report it"),
+    ],
+)
+def test_it_says_whether_the_precision_or_a_kernel_explains_it(by_torch, told, load, record_of):
+    sweep = load("train.precision=bf16")
+    found = []
+    for i, run in enumerate(sweep.reported(next(iter(sweep.cells())))):
+        found.append(
+            record_of(
+                run, i / 10, metrics={"test/accuracy": i / 10, ERROR: 0.01 * i} | ({BY_TORCH: 0.5} if i == 1 else {})
+            )
+        )
+        if i == 4:
+            found[-1].metrics.update({ERROR: 0.12, BY_TORCH: by_torch})
+    (warning,) = report.build(sweep, found).warnings
+    assert warning == (
+        "mixer=attention: the first gradient was 12.0% off float32's, more than its precision explains; "
+        f"torch's own operators in bf16 are {told}"
+    )
 
 
 SELECT = "sweep.select={axes: {train.lr: [1e-3, 1e-2]}, seeds: [100, 101]}"

@@ -12,6 +12,7 @@ from mixassay.runners.first_step import WrongStep
 from mixassay.runners.lm import first_step, train
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.lm.training import Training
+from mixassay.runners.tolerance import BY_TORCH, ERROR
 from mixassay.tasks import IGNORE
 
 from .test_lm import spec, text  # noqa: F401
@@ -34,12 +35,28 @@ def run(text):  # noqa: F811
 @pytest.mark.parametrize("mixer", ["attention", "log_linear_mamba2", "dla_mamba2", "gated_deltanet"])
 def test_a_right_gradient_differs_by_rounding(run, mixer):
     model, *rest = run(mixer)
-    assert first_step.error(model, *rest) < 1e-5
+    assert first_step.errors(model, *rest)[ERROR] < 1e-5
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_bf16_differs_by_its_digits(run):
-    assert 1e-4 < first_step.error(*run(precision="bf16")) < 0.1
+    assert 1e-4 < first_step.errors(*run(precision="bf16"))[ERROR] < 0.1
+
+
+def test_what_digits_do_not_explain_is_asked_of_torch_in_the_same_precision(run, monkeypatch):
+    right = first_step.kernels
+    format_alone = first_step.errors(*run(precision="bf16"))
+
+    def wrong(model, precision, tokens, labels):
+        loss, grad = right(model, precision, tokens, labels)
+        return loss, 1.4 * grad
+
+    monkeypatch.setattr(first_step, "kernels", wrong)
+    found = first_step.errors(*run(precision="bf16"))
+    assert BY_TORCH not in format_alone
+    assert found[ERROR] == pytest.approx(0.4, abs=0.02)
+    assert found[BY_TORCH] == pytest.approx(format_alone[ERROR], rel=0.5)
+    assert BY_TORCH not in first_step.errors(*run(precision="fp32"))
 
 
 @pytest.mark.parametrize("length", [16, 40])
@@ -52,7 +69,7 @@ def test_a_wrong_one_is_refused_at_either_length(run, length, monkeypatch):
 
     monkeypatch.setattr(first_step, "kernels", wrong)
     with pytest.raises(WrongStep, match="the gradient is 200% off float32's"):
-        first_step.error(*run())
+        first_step.errors(*run())
 
 
 def test_a_row_that_does_not_fit_is_halved(run, monkeypatch):
@@ -66,7 +83,7 @@ def test_a_row_that_does_not_fit_is_halved(run, monkeypatch):
         return right(self, tokens, *given, **more)
 
     monkeypatch.setattr(Model, "forward", small)
-    assert first_step.error(*run()) < 1e-5
+    assert first_step.errors(*run())[ERROR] < 1e-5
     assert {shape[1] for shape in seen} == {8, 10}
 
 
@@ -80,7 +97,7 @@ def test_long_rows_are_left_out_where_torchs_form_takes_too_long(run, patience, 
 
     monkeypatch.setattr(first_step, "kernels", look)
     monkeypatch.setattr(first_step, "PATIENCE", patience)
-    first_step.error(*run())
+    first_step.errors(*run())
     assert seen == lengths
 
 
@@ -104,7 +121,7 @@ def test_a_compiled_block_keeps_no_choice_of_operators(run):
             right(*given, **more),
         )[1]
         block.compile(backend="eager")
-    first_step.error(model, *rest)
+    first_step.errors(model, *rest)
     assert asked
     assert not any(asked)
 
@@ -116,13 +133,13 @@ def test_runs_keep_what_was_found_and_a_continued_one_too(text, monkeypatch, tmp
         list(train.run([spec(text)], checkpoint=tmp_path, should_stop=lambda: next(count) == 3))
     monkeypatch.setattr(stacks, "checked", lambda device: pytest.fail("the first step is long past"))
     (outcome,) = train.run([spec(text)], checkpoint=tmp_path)
-    assert 0 <= outcome.metrics["train/first_gradient_error"] < 1e-9
+    assert 0 <= outcome.metrics[ERROR] < 1e-9
 
 
 def test_two_processes_check_once(text, monkeypatch):  # noqa: F811
     monkeypatch.setattr(stacks, "checked", lambda device: True)
     (outcome,) = train.run([spec(text)], how=train.How(ranks=2))
-    assert outcome.metrics["train/first_gradient_error"] < 1e-9
+    assert outcome.metrics[ERROR] < 1e-9
 
 
 def test_the_plain_model_uses_no_kernel(run, monkeypatch):
