@@ -107,3 +107,4 @@ class Figure:
     names: tuple[str, ...]  # of the table's rows
     panels: tuple[Panel | Heatmap, ...]
     notes: tuple[str, ...] = ()
+    across: int | None = None  # panels that belong side by side; None: as many as there is room for

@@ -43,8 +43,8 @@ def plot(figure: Figure, path: Path) -> None:
     check(path)
     from matplotlib.figure import Figure as Canvas
 
-    down = -(-len(figure.panels) // ACROSS)
-    across = -(-len(figure.panels) // down)
+    across = figure.across or balanced(len(figure.panels))
+    down = -(-len(figure.panels) // across)
     panel_width, panel_height = size(figure)
     width = max(across * panel_width, 5.6)
     title = textwrap.fill(figure.title, int(width * 11))
@@ -67,6 +67,11 @@ def plot(figure: Figure, path: Path) -> None:
     else:
         canvas.supxlabel(notes, fontsize=7, color=GREY)
     save(canvas, path)
+
+
+def balanced(panels: int) -> int:
+    """So many side by side that all lines of panels are nearly of one length."""
+    return -(-panels // -(-panels // ACROSS))
 
 
 def size(figure: Figure) -> tuple[float, float]:

@@ -5,6 +5,7 @@ several: training seeds of our runs, data seeds of a model that there is once. W
 error over its samples. A mean over tasks is given where all the table's tasks have a number at that length.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -301,22 +302,30 @@ def warnings(found: Evaluations) -> list[str]:
 
 def heatmap(found: Evaluations) -> Figure:
     """Depth of the needle by length, a map for each task and model. Raises `UserError` where no answer has a depth."""
-    panels = []
-    for task in found.tasks:
-        for row, name in enumerate(found.models):
-            shades: dict[tuple[Any, Any], Shade] = {}
-            for length in found.lengths:
-                place = found.at(name, task, length)
-                if place is not None:
-                    shades |= {(length, depth): shade for depth, shade in depths(place).items()}
-            if shades:
-                columns, rows = tuple(sorted({length for length, _ in shades})), tuple(range(0, 100, 10))
-                whole = {(c, r): shades.get((c, r), NOTHING) for c in columns for r in rows}
-                panels.append(Heatmap(f"{task}, {name}", row, "length", "depth, per cent", columns, rows, whole))
-    if not panels:
+    shades: dict[tuple[str, str], dict[tuple[Any, Any], Shade]] = {}
+    for place in found.places:
+        its = {(place.length, depth): shade for depth, shade in depths(place).items()}
+        if its:
+            shades.setdefault((place.task, place.model), {}).update(its)
+    if not shades:
         raise UserError("no heatmap to draw: no answer of these tasks has a depth")
+    tasks = [task for task in found.tasks if any(task == one for one, _ in shades)]
+    models = [name for name in found.models if any(name == one for _, one in shades)]
+    columns, rows = tuple(sorted({length for its in shades.values() for length, _ in its})), tuple(range(0, 100, 10))
+    panels = []
+    for task, name in itertools.product(tasks, models):
+        its = shades.get((task, name), {})
+        whole = {(c, r): its.get((c, r), NOTHING) for c in columns for r in rows}
+        row = found.models.index(name)
+        panels.append(Heatmap(f"{task}, {name}", row, "length", "depth, per cent", columns, rows, whole))
     notes = ("Answers found in each tenth of the haystack, in points: pale is 0, dark 100; n: answers of all seeds.",)
-    return Figure("heatmap", f"{found.suite}: depth by length", tuple(found.models), tuple(panels), notes)
+    title = f"{found.suite}: depth by length"
+    across = len(models) if len(tasks) > 1 and len(models) <= SIDE_BY_SIDE else None
+    return Figure("heatmap", title, tuple(found.models), tuple(panels), notes, across)
+
+
+SIDE_BY_SIDE = 6
+"""Models whose maps of a task stand in one line."""
 
 
 NOTHING = Shade(None, 0, 0.0, "", True, "", samples=0)

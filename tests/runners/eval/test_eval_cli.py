@@ -102,6 +102,20 @@ def test_a_heatmap_of_depth_by_length(place: Any, kept: Any) -> None:
         assert counted == 3
 
 
+def test_heatmaps_of_a_task_stand_side_by_side(place: Any, kept: Any) -> None:
+    """A model that was not asked has an empty map, so that every line has the models in the same places."""
+    words = ["--suite", "niah", "--lengths", "768", "--limit", "1", "--engine", "direct", "--tasks"]
+    place.run("eval", "--model", f"run:{kept('linear_attention')}", *words, "niah_single_1,niah_single_2")
+    place.run("eval", "--model", f"run:{kept('mamba2')}", *words, "niah_single_1")
+    figure = table.heatmap(table.collect(Store(place.folder / "results").read("niah").records))
+    assert figure.across == 2
+    assert [panel.title for panel in figure.panels] == [
+        f"{task}, {model}" for task in ("niah_single_1", "niah_single_2") for model in ("linear_attention", "mamba2")
+    ]
+    counted = [sum(shade.samples or 0 for shade in panel.shades.values()) for panel in figure.panels]  # type: ignore[union-attr]
+    assert counted == [1, 1, 1, 0]
+
+
 def test_longbench(place: Any, kept: Any) -> None:
     """Two sets of the local samples: read whole by a recurrent model, cut in the middle for one of 600 tokens."""
     pytest.importorskip("datasets")
