@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from mixassay import plugins
+from mixassay import corpus, plugins
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import report
@@ -22,6 +22,7 @@ from mixassay.runners.progress import Display, Event
 from mixassay.runners.recorder import Recorder
 from mixassay.runners.store import Store
 from mixassay.settings import Run, Tracker
+from mixassay.source import Problems
 from mixassay.sweep import Sweep
 
 CHOICES = "selected.yaml"
@@ -62,6 +63,7 @@ class Session:
         self.sweep, self.options = sweep, options
         self.store = Store(options.results)
         check_ranks(sweep)
+        check_texts(sweep)
         stored = self.store.read(sweep.name)
         self.warnings = stored.warnings
         self.crew, name, slots = crew_of(sweep.run, options)
@@ -180,6 +182,14 @@ def check_ranks(sweep: Sweep) -> None:
             raise UserError(f"run.ranks={ranks} is for language models alone (train.loop: lm)")
         if train.batch_size % ranks:
             raise UserError(f"train.batch_size={train.batch_size} must be a multiple of run.ranks={ranks}")
+
+
+def check_texts(sweep: Sweep) -> None:
+    """Raise `UserError` with a line for each text or tokenizer that cannot be read."""
+    problems = Problems()
+    for at, message in corpus.unreadable(sweep):
+        problems.add(at, message)
+    problems.raise_any()
 
 
 def language(run: Run) -> dict[str, Any]:

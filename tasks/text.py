@@ -85,6 +85,8 @@ class Text:
     def rows(self, index: Tensor, *, seed: int | Tensor, split: Split) -> Rows:
         """Rows `index` int64 [N] of the split (see `Task`). Made on the CPU, wherever they are wanted."""
         on, index = index.device, index.cpu()
+        if self._share:
+            self._sampler(split)  # complains of samples that do not fit, and not when the first of them is drawn
         seeds = [seed] * len(index) if isinstance(seed, int) else seed.tolist()
         made = [self._row(i, its, split) for i, its in zip(index.tolist(), seeds, strict=True)]
         ids, scored = (torch.stack(x) for x in zip(*made, strict=True))
@@ -100,7 +102,9 @@ class Text:
         T, stream = self.seq_len, self._ids(split)
         last = len(stream) - T - 1
         if last < 0:
-            raise UserError(f"text: the {split} text has {len(stream)} tokens, fewer than seq_len + 1 = {T + 1}")
+            raise UserError(
+                f"text: seq_len: the {split} text has {len(stream)} tokens, fewer than seq_len + 1 = {T + 1}"
+            )
         sampled = which < round(self._share * 2**32)
         if split == "train" or sampled:
             at = start * (last + 1) >> 32
@@ -108,7 +112,8 @@ class Text:
             at = index * T
             if at > last:
                 raise UserError(
-                    f"text: the {split} text has {last // T + 1} rows of {T} tokens, row {index} is asked for"
+                    f"text: {split}_examples: row {index} is asked for, and the {split} text has {last // T + 1} rows "
+                    f"of {T} tokens"
                 )
         ids, scored = stream[at : at + T + 1].long(), torch.ones(T, dtype=torch.bool)
         if sampled:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixassay import corpus
 from mixassay.check import check
 from mixassay.errors import UserError
 from mixassay.mixers import mixer
@@ -213,6 +214,49 @@ FAULTS = {
         "with defaults filled in, (mixer=plugged) and (mixer={name: plugged, heads: 1}) are the same configuration",
     ),
 }
+
+
+TEXT = """\
+version: 1
+name: texts
+task: {name: text, files: [text.txt], tokenizer: bytes, seq_len: 32, valid_examples: 2, test_examples: 2}
+train: {loop: lm, steps: 1}
+model: {block: swiglu}
+mixer: attention
+"""
+TEXT_FAULTS = {
+    "fewer rows than are asked for behind the training": (
+        TEXT.replace("test_examples: 2", "test_examples: ⟦99"),
+        "text: test_examples: row 98 is asked for, and the test text has 39 rows of 32 tokens",
+    ),
+    "no row": (TEXT.replace("seq_len: 32", "seq_len: ⟦9000"), "text: seq_len: the "),
+    "a sample that does not fit": (
+        TEXT.replace("seq_len: 32", "seq_len: 512, samples: [niah_multikey_3], lengths: ⟦[256]"),
+        "text: lengths: ruler: niah_multikey_3 at length 256: the smallest prompt and 128 tokens for the answer take",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TEXT_FAULTS)
+def test_what_only_the_rows_show(case: str) -> None:
+    Path("text.txt").write_text("It was the best of times.\n" * 1000)
+    check(load(TEXT))
+    text, message = TEXT_FAULTS[case]
+    text, at = places(text)
+    (found,) = faults(text)
+    assert found.startswith(at[0] + message)
+    check(load(text), ask=False)
+
+
+def test_a_text_that_is_not_here_is_told_with_its_place() -> None:
+    text, at = places(TEXT.replace("[text.txt]", "⟦[gone.txt]"))
+    assert [f"{where}: {what}" for where, what in corpus.unreadable(load(text))] == [
+        at[0] + "text: files: cannot read gone.txt: No such file or directory"
+    ]
+    text, at = places(TEXT.replace("[text.txt], tokenizer: bytes", "[moby_dick], tokenizer: ⟦words.json"))
+    ((where, what),) = corpus.unreadable(load(text))
+    assert f"{where}: {what}".startswith(at[0] + "text: tokenizer: no tokenizer at words.json")
+    assert not corpus.unreadable(load(TEXT.replace("[text.txt]", "text.txt"))), "which the signature refuses"
 
 
 @pytest.mark.parametrize("case", FAULTS)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixassay import plugins
+from mixassay import corpus, plugins
 from mixassay.errors import UserError
 from mixassay.origins import resolved_text
 from mixassay.provenance import PACKAGE
@@ -107,7 +107,11 @@ def validate(file: File, overrides: Overrides = None, only: Only = None, seeds: 
     sweep = load(file, overrides, only, seeds)
     from mixassay.check import check  # imports torch, and a fault of the file itself should not wait for that
 
-    check(sweep)
+    absent = corpus.unreadable(sweep)
+    check(sweep, ask=not absent)
+    for at, message in absent:  # no fault of the file
+        note = f"note: {at}: {message}; a run needs it"
+        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
     cells = sweep.cells()
     tuning = sum(len(sweep.tuning(cell)) for cell in cells)
     print(f"{sweep.path}: valid; {len(cells)} cells, {tuning} tuning + {len(cells) * len(sweep.seeds)} reported runs")

@@ -4,8 +4,9 @@ Arguments are held against the signatures, tasks are really made, and mixers are
 meta device, where parameters take no memory. What they complain of is told at the place in the file that wrote it.
 """
 
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,18 +21,21 @@ from mixassay.mixers import mixer
 from mixassay.plugins import told
 from mixassay.registry import Registry, arguments, bind
 from mixassay.source import Node, Place, Problems
-from mixassay.spec import Args, MixerSpec, Named, Sections, digest, task_cells
+from mixassay.spec import Args, MixerSpec, Named, Sections, TaskSpec, digest, task_cells
 from mixassay.sweep import Cell, Sweep
-from mixassay.tasks import task
+from mixassay.tasks import Split, Task, task
 
 GIVEN = ("d_model",)
 """Arguments of a mixer that the model supplies."""
 
 
-def check(sweep: Sweep) -> None:
-    """Raise `UserError` with a line for each fault that any cell has, and the first cell where a combination fails."""
+def check(sweep: Sweep, *, ask: bool = True) -> None:
+    """Raise `UserError` with a line for each fault that any cell has, and the first cell where a combination fails.
+
+    ask: also make the last row of every split, lest a run find out behind its training that there are fewer.
+    """
     load_plugins(sweep)
-    checker = Checker()
+    checker = Checker(ask)
     for cell in sweep.cells():
         for sections, source in sweep.variants(cell):
             checker.check(replace(cell, sections=sections, source=source))
@@ -57,7 +61,8 @@ def load_plugins(sweep: Sweep) -> None:
 class Checker:
     """Faults found so far, and what was made without fault, to be made only once."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: bool) -> None:
+        self.ask = ask
         self.faults: dict[tuple[Place, str], Cell | None] = {}
         self.made: dict[str, int] = {}  # hash of what was made -> its vocabulary, for a task
 
@@ -79,9 +84,10 @@ class Checker:
                 written = cell.source.find(path)
                 node = cell.source.nearest("task")
                 node = node.merge(written) if written else node
-                key = digest(["task", spec.name, args])
+                make = functools.partial(asked, last_rows(spec, kind) if self.ask else {})
+                key = digest(["task", spec.name, args, make.args])
                 if key not in self.made:
-                    found = self.build(cell, task, spec, args, node, "task", lambda cls, kw: cls(**kw).vocab_size)
+                    found = self.build(cell, task, spec, args, node, "task", make)
                     if found is None:
                         continue
                     self.made[key] = found
@@ -173,6 +179,21 @@ def tried(cls: type[nn.Module], d_model: int, args: Args) -> int:
         if not p.requires_grad:  # stacked, it would be trained all the same
             raise UserError(f"parameter {name} takes no gradient; what is not trained is a buffer (register_buffer)")
     return d_model
+
+
+def last_rows(spec: TaskSpec, kind: Literal["train", "eval"]) -> dict[Split, int]:
+    """A row of each split, as far as a run will ask for it; of training text any row is as good as another."""
+    if kind == "train":
+        return {"train": 0}
+    return {"valid": spec.valid_examples - 1, "test": spec.test_examples - 1}
+
+
+def asked(rows: Mapping[Split, int], cls: type[Task], args: Args) -> int:
+    """Make a task and these rows of it for nothing but their complaints; its vocabulary."""
+    made = cls(**args)
+    for split, index in rows.items():
+        made.rows(torch.tensor([index]), seed=0, split=split)
+    return made.vocab_size
 
 
 def blamed(message: str, node: Node, source: Node) -> Place:

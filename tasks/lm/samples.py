@@ -68,8 +68,12 @@ class Sampler:
     def try_all(self, lengths: tuple[int, ...]) -> None:
         """Raises UserError where a task does not fit a length, before it is met in the middle of a run."""
         for name, length in itertools.product(self.names, lengths):
-            if name != RECALL:  # two of its lines fit any
+            if name == RECALL:  # two of its lines fit any
+                continue
+            try:
                 self._sample(name, Chance(0, 0, "text", length), 0, 0, length)
+            except UserError as fault:
+                raise UserError(f"text: lengths: {fault}") from fault
 
     def _recall(self, chance: Chance, length: int) -> tuple[list[int], list[Part]]:
         """As many lines as fit. Where they end is nothing that can be known."""

@@ -84,6 +84,22 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(place: Any, verb: str,
     assert not place.records(), "nothing was trained"
 
 
+def test_a_text_that_is_not_here_is_no_fault_of_the_file(place: Any) -> None:
+    """It may be validated on a laptop and run on a cluster."""
+    task = "{name: text, files: [gone], tokenizer: bytes}"
+    lines = [f"task: {task}" if line.startswith("task:") else line for line in TINY.splitlines()]
+    text, column = "\n".join([*lines, ""]).replace("epochs: 2", "steps: 2"), 7 + task.index("[gone]")
+    at = f"tiny.yaml:3:{column}: text: files: cannot read gone: No such file or directory"
+    said = place.run("validate", place.write(text))
+    assert said.code == 0
+    assert said.err == f"note: {at}; a run needs it\n"
+    said = place.run("run", "tiny.yaml")
+    assert said.code == 2
+    assert said.err == f"{at}\n"
+    said = place.run("run", "tiny.yaml", "task.files=moby_dick")
+    assert said.err == 'override "task.files=moby_dick": text: task.files should be a list, got "moby_dick"\n'
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
