@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from itertools import product
@@ -55,6 +56,9 @@ class Compiled(NamedTuple):
     ttgir: str
 
 
+lowered: set[tuple[Any, ...]] = set()  # what this process has understood: most kernels do not see most options
+
+
 def compiled(call: Callable[[], Any], only: str = "") -> list[Compiled]:
     """Run `call` with every kernel launch replaced by its compilation; `only`: of kernels whose name begins so. Tensors
     may live on the meta device."""
@@ -71,12 +75,16 @@ def understood(call: Callable[[], Any]) -> list[str]:
 
     def lower(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         source, settings = _source(kernel, args, options)
+        name, key = str(kernel.__name__), (source.hash(), *sorted(settings.items()))
+        if key in lowered:
+            return name
         chosen, context = backend.parse_options(dict(settings)), ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
         generators, modules = backend.get_codegen_implementation(chosen), backend.get_module_map()
         source.make_ir(HOPPER, chosen, generators, modules, context)
-        return str(kernel.__name__)
+        lowered.add(key)
+        return name
 
     return _instead(lower, call)
 
@@ -140,6 +148,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK|SHARED):(\d+)", text)}
 
 
+@cache
 def _cuobjdump(cubin: bytes, what: str) -> str:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

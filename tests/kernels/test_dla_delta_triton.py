@@ -51,7 +51,7 @@ CASES = [
     Case(64, 2, heads=(1, 1), scored=True),
     Case(65, 8, decay="reset", heads=(1, 1)),
     Case(130, 2, C=32, decay="none", heads=(1, 1)),
-    Case(257, 8, C=64, heads=(1, 1)),
+    Case(129, 8, C=64, heads=(1, 1)),
 ]
 
 
