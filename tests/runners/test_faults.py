@@ -10,23 +10,24 @@ import torch
 from mixassay.errors import UserError
 from mixassay.runners import crew, worker
 
-from .test_launch import LONG, WITH_PLUGIN, checkpoints, plugin, wait_for
+from .test_launch import LONG, WITH_PLUGIN, Clock, checkpoints, plugin, wait_for
 
 
 def test_a_worker_that_hangs_is_replaced_and_one_that_always_hangs_is_given_up(place: Any) -> None:
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
     (place.folder / "mine.py").write_text(plugin(f"os.path.exists('hung') or (open('hung', 'w').close(), {stop})"))
     file = place.write(WITH_PLUGIN)
-    said = place.run("run", file, "run.hang=4s", "--only", "mixer=mine")
+    Clock(place.folder / "hung").set(place.monkeypatch)
+    said = place.run("run", file, "run.hang=50s", "--only", "mixer=mine")
     assert said.code == 0, said.err
-    assert "it made no step for run.hang, 4 s; trying again from its checkpoint" in said.out
+    assert "it made no step for run.hang, 50 s; trying again from its checkpoint" in said.out
     (place.folder / "hung").unlink()
-    said = place.run("run", file, "run.hang=4s", "run.retries=0", "--seeds", "[2]", "--only", "mixer=mine")
+    said = place.run("run", file, "run.hang=50s", "run.retries=0", "--seeds", "[2]", "--only", "mixer=mine")
     assert said.code == 3
     [record] = [record for record in place.records() if record.seed == 2]
     assert record.status == "timeout"
     assert record.error is not None
-    assert record.error.message == "it made no step for run.hang, 4 s, 1 times"
+    assert record.error.message == "it made no step for run.hang, 50 s, 1 times"
 
 
 def test_a_plug_in_that_ends_the_process_is_told_and_not_tried_for_ever(place: Any) -> None:

@@ -3,7 +3,10 @@
 import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -79,6 +82,10 @@ def test_the_second_run_trains_nothing_and_prints_the_same_table(place: Any) -> 
     assert events[-1] == {"event": "end", "reason": "done", "exit": 0}
 
 
+def children(process: "subprocess.Popen[Any]") -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 LONG = (
     TINY.replace("epochs: 2", "epochs: 30")
     .replace("seeds: [0, 1]", "seeds: [0, 1, 2]")
@@ -88,31 +95,41 @@ LONG = (
 """Long enough to be interrupted, with a stack of three."""
 
 
+def command_in(folder: Path) -> dict[str, Any]:
+    """`mixassay run tiny.yaml` there, for `subprocess`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return {"args": [sys.executable, "-P", "-m", "mixassay", "run", "tiny.yaml"], "cwd": folder, "env": env}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which LONG was run to its end."""
-    import subprocess
-    import sys
-
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "tiny.yaml").write_text(LONG)
-    path = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-P", "-m", "mixassay", "run", "tiny.yaml"]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(**command_in(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_killed_and_started_again_ends_with_the_same_records(place: Any, undisturbed: Path, numbers: Any) -> None:
-    place.write(LONG)
-    process = place.start("run", "tiny.yaml")
-    wait_for(lambda: checkpoints(place.folder))
-    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    for pid in [process.pid, *workers]:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which LONG and its worker were killed at their first checkpoint."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "tiny.yaml").write_text(LONG)
+    process = subprocess.Popen(**command_in(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: checkpoints(folder))
+    for pid in [process.pid, *children(process)]:
         os.kill(pid, signal.SIGKILL)
-    process.communicate()
-    assert len(place.records()) < 6, "killed before its end"
-    assert checkpoints(place.folder)
+    process.wait()
+    assert len(Store(folder / "results").read("tiny").records) < 6, "killed before its end"
+    assert checkpoints(folder)
+    return folder
+
+
+def test_killed_and_started_again_ends_with_the_same_records(
+    place: Any, killed: Path, undisturbed: Path, numbers: Any
+) -> None:
+    shutil.copytree(killed, place.folder, dirs_exist_ok=True)
     again = place.run("run", "tiny.yaml")
     assert again.code == 0, again.err
     assert numbers(place.records()) == numbers(Store(undisturbed / "results").read("tiny").records)
@@ -136,20 +153,27 @@ def test_ctrl_c_drains_and_loses_nothing(place: Any, undisturbed: Path, numbers:
 
 
 class Clock:
-    """The launcher's, which can be put forward."""
+    """The launcher's, which can be put forward, and is by a minute as soon as a file exists."""
 
     ahead = 0.0
 
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+
     def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
+        return time.monotonic() + self.ahead + 60 * (self.file is not None and self.file.exists())
+
+    def set(self, monkeypatch: pytest.MonkeyPatch) -> "Clock":
+        for module in (launch, crew):
+            monkeypatch.setattr(module, "time", self)
+        return self
 
 
 def test_the_end_of_the_time_asks_to_be_started_again_and_loses_nothing(
     place: Any, undisturbed: Path, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is over when the first job has been sent, and in the second run when the last one has been done."""
-    clock, send, close = Clock(), crew.Process.send, launch.Launcher._close
-    monkeypatch.setattr(launch, "time", clock)
+    clock, send, close = Clock().set(monkeypatch), crew.Process.send, launch.Launcher._close
 
     def sent(self: crew.Process, **message: Any) -> None:
         send(self, **message)
@@ -177,19 +201,16 @@ def test_when_the_main_process_is_killed_its_workers_leave_by_themselves(place: 
     place.write(LONG.replace("epochs: 30", "epochs: 6000"))
     process = place.start("run", "tiny.yaml")
     wait_for(lambda: checkpoints(place.folder))
-    [worker] = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    [worker] = children(process)
     process.kill()
     process.communicate()
     wait_for(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2])
 
 
-def test_a_damaged_checkpoint_costs_time_and_no_number(place: Any, undisturbed: Path, numbers: Any) -> None:
-    process = place.start("run", place.write(LONG))
-    wait_for(lambda: checkpoints(place.folder))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, children)]:
-        os.kill(pid, signal.SIGKILL)
-    process.communicate()
+def test_a_damaged_checkpoint_costs_time_and_no_number(
+    place: Any, killed: Path, undisturbed: Path, numbers: Any
+) -> None:
+    shutil.copytree(killed, place.folder, dirs_exist_ok=True)
     for path in place.folder.glob("results/tiny/.checkpoints/*/state/step-*"):
         path.write_bytes(path.read_bytes()[:10])
     again = place.run("run", "tiny.yaml")
@@ -258,7 +279,7 @@ def test_a_worker_that_dies_once_is_replaced(place: Any, how: str) -> None:
 
 
 def test_a_job_whose_worker_always_dies_is_killed_and_a_slow_one_timed_out(place: Any) -> None:
-    act = "os.kill(os.getpid(), signal.SIGKILL) if os.environ.get('DIE') else time.sleep(60)"
+    act = "os.kill(os.getpid(), signal.SIGKILL) if os.environ.get('DIE') else (open('slow', 'w'), time.sleep(600))"
     (place.folder / "mine.py").write_text(plugin(act))
     file = place.write(WITH_PLUGIN)
     place.monkeypatch.setenv("DIE", "1")
@@ -266,10 +287,12 @@ def test_a_job_whose_worker_always_dies_is_killed_and_a_slow_one_timed_out(place
     assert said.code == 3
     assert {r.config["mixer"]["name"]: r.status for r in place.records()} == {"mine": "killed", "attention": "ok"}
     place.monkeypatch.delenv("DIE")
-    said = place.run("run", file, "seeds=[0]", "run.timeout=2s")
+    Clock(place.folder / "slow").set(place.monkeypatch)
+    said = place.run("run", file, "seeds=[1]", "run.timeout=50s")
     assert said.code == 3
-    assert "took longer than run.timeout, 2 s" in said.err
-    assert {r.config["mixer"]["name"]: r.status for r in place.records()} == {"mine": "timeout", "attention": "ok"}
+    assert "took longer than run.timeout, 50 s" in said.err
+    found = {r.config["mixer"]["name"]: r.status for r in place.records() if r.seed == 1}
+    assert found == {"mine": "timeout", "attention": "ok"}
 
 
 def test_what_a_mixer_prints_does_not_disturb(place: Any) -> None:
