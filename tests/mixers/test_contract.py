@@ -171,16 +171,19 @@ def test_step_equals_forward(name, kw):
 def test_prefill_equals_the_steps(name, kw):
     """The output, every tensor of the state, and what further steps make of it."""
     m = build(name, kw).requires_grad_(False)
-    x = tokens(2, 70)
+    x, stepped, t = tokens(2, 70), m.init_state(2), 0
+    whole = m(x)
     for T in (1, 6, 67):
-        ys, stepped = run_steps(m, x[:, :T])
+        ys, stepped = run_steps(m, x[:, t:T], stepped)
         y, state = m.prefill(x[:, :T], m.init_state(2))
-        assert_equal(y, ys)
+        assert_equal(y[:, t:], ys)
+        assert_equal(y, whole[:, :T])
         torch.testing.assert_close(state, stepped, rtol=1e-9, atol=1e-9)
-        assert_equal(run_steps(m, x[:, T:], state)[0], m(x)[:, T:])
+        assert_equal(run_steps(m, x[:, T : T + 20], state)[0], whole[:, T : T + 20])
         more, state = m.prefill(x[:, T:69], state)
-        assert_equal(more, m(x)[:, T:69])
-        assert_equal(run_steps(m, x[:, 69:], state)[0], m(x)[:, 69:])
+        assert_equal(more, whole[:, T:69])
+        assert_equal(run_steps(m, x[:, 69:], state)[0], whole[:, 69:])
+        t = T
 
 
 @every

@@ -1,6 +1,11 @@
 """`mixassay eval --model runs:FILE`: every run of a sweep's table whose weights are kept, and no other."""
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +26,27 @@ run: {keep_weights: true}
 ASKED = ("--suite", "niah", "--tasks", "niah_single_1", "--lengths", "640", "--limit", "1", "--engine", "direct")
 
 
+def lay_out(folder: Path) -> None:
+    (folder / "text").mkdir()
+    (folder / "text/a.txt").write_text("".join(f"Line {n} of {n * n}, the other one.\n" for n in range(200)))
+    (folder / "two.yaml").write_text(SWEEP)
+
+
 @pytest.fixture
 def swept(place: Any) -> Any:
-    (place.folder / "text").mkdir()
-    (place.folder / "text/a.txt").write_text("".join(f"Line {n} of {n * n}, the other one.\n" for n in range(200)))
-    place.write(SWEEP, "two.yaml")
+    lay_out(place.folder)
     return place
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of SWEEP, to be copied."""
+    lay_out(folder := tmp_path_factory.mktemp("trained"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-P", "-m", "mixassay", "run", "two.yaml"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "results"
 
 
 def test_tuning_runs_keep_no_weights(swept: Any) -> None:
@@ -41,10 +61,10 @@ def test_tuning_runs_keep_no_weights(swept: Any) -> None:
     assert kept == [r.key for r in records if r.role == "report"]
 
 
-def test_all_kept_runs_of_a_sweep(swept: Any) -> None:
+def test_all_kept_runs_of_a_sweep(swept: Any, trained: Path) -> None:
     none = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
     assert (none.code, "no run of it is stored; `mixassay run two.yaml run.keep_weights=true`" in none.err) == (2, True)
-    assert swept.run("run", "two.yaml").code == 0
+    shutil.copytree(trained, swept.folder / "results")
     (lost,) = [r for r in swept.records("two") if (r.config["mixer"]["name"], r.seed) == ("linear_attention", 1)]
     (swept.folder / f"results/two/.weights/{lost.key}.safetensors").unlink()
     said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
@@ -97,16 +117,17 @@ def test_models_that_cannot_write_are_told_and_the_others_asked(swept: Any) -> N
     assert [r.config["mixer"]["name"] for r in Store(swept.folder / "results").read("niah").records] == ["mamba2"]
 
 
-def test_ctrl_c_says_how_to_go_on(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert swept.run("run", "two.yaml", "seeds=[0]").code == 0
+def test_ctrl_c_says_how_to_go_on(swept: Any, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(trained, swept.folder / "results")
     monkeypatch.setattr(session, "jobs", lambda *_: signal.raise_signal(signal.SIGINT))
     said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
     assert said.code == 130
     assert "stopped: all sets before are kept, and the same command goes on behind them" in said.err
 
 
-def test_stored_runs_of_other_settings_are_not_denied(swept: Any) -> None:
-    assert swept.run("run", "two.yaml", "train.steps=2", "seeds=[0]").code == 0
+def test_stored_runs_of_other_settings_are_not_denied(swept: Any, trained: Path) -> None:
+    shutil.copytree(trained, swept.folder / "results")
+    swept.write(SWEEP.replace("steps: 1", "steps: 2"), "two.yaml")
     said = swept.run("eval", "--model", "runs:two.yaml", *ASKED)
     assert said.code == 2
-    assert "none of the 2 stored runs of it has the file's settings (--model run:KEY takes any)" in said.err
+    assert "none of the 4 stored runs of it has the file's settings (--model run:KEY takes any)" in said.err
