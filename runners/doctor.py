@@ -1,6 +1,7 @@
 """`mixassay doctor`: what this machine and this installation are, what is wrong with them, and how to mend it."""
 
 import importlib.metadata
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -112,7 +113,8 @@ def git() -> Finding:
 def leftovers(results: Path) -> Iterator[Finding]:
     """Checkpoints of stopped sweeps: small, and of no use once their code has changed."""
     for path in sorted(results.glob("*/.checkpoints")):
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        files = [Path(place, name) for place, _, names in os.walk(path) for name in names]
+        size = sum(file.stat().st_size for file in files if file.is_file())
         if size > 2**20:
             mend = f"run the sweep to its end, or delete {path}"
             yield Finding("note", "checkpoints", f"{size / 2**20:.0f} MiB in {path}", mend)

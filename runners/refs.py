@@ -24,7 +24,7 @@ from mixassay.record import RunRecord
 from mixassay.runners import bench_records
 from mixassay.runners.bench_records import Record
 from mixassay.runners.labels import find
-from mixassay.runners.store import read_shards
+from mixassay.runners.store import read_shards, shards
 
 WORKING = "the working tree"
 CONFIRMED = ".confirm"
@@ -78,7 +78,7 @@ def working_tree(results: Path, *, suite: str | None = None) -> Found:
 
 def at_path(path: Path, suite: str | None, dirty: bool) -> Found:
     """All that is stored there; of each cell, the newest code."""
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    files = shards(path) if path.is_dir() else [path]
     records, benches, warnings = read(files)
     records = [r for r in records if is_wanted(r, suite)]
     clean = records if dirty else [r for r in records if not r.code.dirty]

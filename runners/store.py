@@ -73,7 +73,7 @@ class Store:
 
     def read(self, suite: str) -> Stored:
         """All records of a suite: see `read_shards`."""
-        return read_shards(sorted(self._suite(suite).rglob("*.jsonl")))
+        return read_shards(shards(self._suite(suite)))
 
     def _suite(self, suite: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", suite):
@@ -85,6 +85,15 @@ class Store:
         commit = code.commit[:12] if code.commit != "none" else f"release-{code.version}"
         dirty = f"-dirty-{(code.patch or '')[:8]}" if code.dirty else ""
         return self._suite(record.suite) / f"{commit}{dirty}" / str(record.env["id"])
+
+
+def shards(folder: Path) -> list[Path]:
+    """The files of records below a folder, by name. Not those in hidden folders, which others delete meanwhile."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in files if name.endswith(".jsonl")]
+    return sorted(found)
 
 
 def read_shards(paths: Iterable[Path]) -> Stored:

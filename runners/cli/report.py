@@ -19,7 +19,7 @@ from mixassay.runners.cli.files import load, texts
 from mixassay.runners.eval import table as evaluations
 from mixassay.runners.labels import find
 from mixassay.runners.marks import Kind
-from mixassay.runners.store import Store, read_shards
+from mixassay.runners.store import Store, read_shards, shards
 from mixassay.sweep import conditions
 
 Format = Literal["rich", "md", "latex", "csv", "json"]
@@ -133,7 +133,7 @@ def report_bench(path: Path, format: Format, plot: Path | None) -> None:
 def report_evaluations(folder: Path, only: str | None, format: Format, plot: Path | None) -> None:
     if plot is not None:
         pictures.check(plot)
-    stored = read_shards(sorted(folder.rglob("*.jsonl")))
+    stored = read_shards(shards(folder))
     found = evaluations.collect(chosen(stored.records, conditions(only)) if only else stored.records)
     if format == "json":
         print(json.dumps(evaluations.long_form(found), indent=1))

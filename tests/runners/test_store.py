@@ -43,6 +43,27 @@ def test_one_writer_one_shard_in_a_folder_of_its_suite_code_and_environment(tmp_
     ]
 
 
+def test_hidden_folders_are_not_looked_into(tmp_path, make_record, monkeypatch):
+    """Checkpoints are deleted while others read, and RULER's samples are lines of JSON, too."""
+    record = make_record()
+    Store(tmp_path).append([record])
+    for name in (".checkpoints", "gone"):
+        (tmp_path / "demo" / name).mkdir()
+        (tmp_path / "demo" / name / "a.jsonl").write_text("no record\n")
+    look = os.scandir
+
+    def vanished(path):
+        if Path(path).name in (".checkpoints", "gone"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", vanished)
+    assert Store(tmp_path).read("demo") == ([record], [])
+    monkeypatch.undo()
+    (path, *others) = store.shards(tmp_path)
+    assert (path.parts[-2:], [other.parent.name for other in others]) == ((record.env["id"], path.name), ["gone"])
+
+
 def test_a_torn_last_line_loses_nothing_else_and_needs_no_words(tmp_path, make_record):
     Store(tmp_path).append([make_record(key="k0"), make_record(key="k1")])
     (shard,) = shards(tmp_path)
