@@ -50,6 +50,8 @@ def cases() -> list[Case]:
         found.append(Case(T, heads, dims, gate, LEVELS[n % 5], 16 if n == 4 else 64))
     # 38 chunks: nodes seen by more chunks than one program sums over, and two launches for the tree's upper part
     found += [Case(600, (1, 1), (4, 4), "mixed", 11), Case(513, (1, 1), (4, 4), "none", 6)]
+    # 25: the last one alone is behind a border, and sees a node of 16 before it
+    found.append(Case(400, (1, 1), (4, 4), "weak", 9))
     for gate, T, ends in (("mixed", 90, (0, 1, 34, 34, 70, 90)), ("weak", 305, (0, 5, 290, 305))):
         found.append(Case(T, (1, 1), (4, 4), gate, 8, cu_seqlens=ends))
     return found
