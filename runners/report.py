@@ -7,7 +7,7 @@ data; `render.py` writes it down.
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from mixassay.registry import suggest
 from mixassay.runners import choice_notes, stats
 from mixassay.runners.labels import find, heads, short, spans
 from mixassay.runners.runs import Runs, choose, values
-from mixassay.runners.tolerance import BY_TORCH, ERROR, beyond
+from mixassay.runners.tolerance import BY_TORCH, ERROR, LAST, beyond
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Sweep
 
@@ -215,23 +215,26 @@ def partly_older(all_runs: Iterable[Runs]) -> bool:
     return len({runs.older for runs in all_runs if runs.records}) > 1
 
 
-def _coarse(records: Sequence[RunRecord]) -> str | None:
-    """Of the first gradient that was furthest off (`first_step`), where that is more than rounding."""
-    found = [(error, r) for r in records if (error := r.metrics.get(ERROR)) is not None]
-    error, record = max(found, key=lambda one: one[0], default=(0.0, None))
-    if record is None:
-        return None
-    precision = str(find(record.config, "train.precision"))
-    if not beyond(error, precision):
-        return None
-    told = f"the first gradient was {error:.1%} off float32's, more than its precision explains"
-    torch = record.metrics.get(BY_TORCH)
-    if torch is None:
-        return told
-    told += f"; torch's own operators in {precision} are {torch:.1%} off"
-    if torch < error / 2:
-        return told + ": a kernel may be wrong, please report it"
-    return told + ", so it is the precision and no kernel"
+def _far_gradients(records: Sequence[RunRecord]) -> Iterator[str]:
+    """Of gradients that are further off than their precision explains (`first_step`), the worst."""
+    for when, error, by_torch in (
+        ("first gradient", ERROR, BY_TORCH),
+        ("gradient behind the training", LAST[ERROR], LAST[BY_TORCH]),
+    ):
+        known = [(off, r) for r in records if (off := r.metrics.get(error)) is not None]
+        if not known:
+            continue
+        off, record = max(known, key=lambda one: one[0])
+        torch, precision = record.metrics.get(by_torch), str(find(record.config, "train.precision"))
+        kernel = torch is not None and torch < off / 2
+        # a trained model's gradient is small, and that rounding shows in it no news
+        if not beyond(off, precision) or (error != ERROR and not kernel):
+            continue
+        said = f"the {when} was {off:.1%} off float32's, more than its precision explains"
+        if torch is not None:
+            said += f"; torch's own operators in {precision} are {torch:.1%} off"
+            said += ": a kernel may be wrong, please report it" if kernel else ", so it is the precision and no kernel"
+        yield said
 
 
 def _commit(record: RunRecord) -> str:
@@ -247,8 +250,7 @@ def _warnings(all_runs: Sequence[Runs]) -> list[str]:
         solved = all(value in (1.0, None) for metrics in numbers for k, value in metrics.items() if "accuracy" in k)
         if len(numbers) > 1 and all(metrics == numbers[0] for metrics in numbers) and not solved:
             found.append(f"{name}: all {len(numbers)} seeds gave bit-equal numbers; does the seed drive anything?")
-        if (coarse := _coarse(runs.ok)) is not None:
-            found.append(f"{name}: {coarse}")
+        found += [f"{name}: {said}" for said in _far_gradients(runs.ok)]
         if runs.aside:
             found.append(f"{name}: {runs.aside} run(s) on another machine, data version or tuning are left out")
     for what, kinds in (

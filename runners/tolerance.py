@@ -8,6 +8,9 @@ BY_TORCH = "train/first_gradient_error_by_torch"
 """In a record: how far the first gradient was from float32's, and how far that of torch's operators in the same
 precision is, which is asked only where the first is beyond its limit."""
 
+LAST = {ERROR: "train/last_gradient_error", BY_TORCH: "train/last_gradient_error_by_torch"}
+"""The same behind the training of a language model."""
+
 
 def beyond(gradient_error: float, precision: str) -> bool:
     """Whether rounding does not explain it."""

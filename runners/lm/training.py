@@ -32,6 +32,7 @@ from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.outcome import Outcome
 from mixassay.runners.schedule import schedule
 from mixassay.runners.stream import Stream, changes
+from mixassay.runners.tolerance import LAST
 from mixassay.spec import RunSpec, Stop, digest, problems
 
 LOOK_EVERY = 10
@@ -190,13 +191,13 @@ class Training:
 
     def outcome(self, end: End) -> Outcome:
         """Tests a model that ends well."""
-        start = time.perf_counter()
+        start, speed = time.perf_counter(), self.speed()
         cells, positions, metrics = [], [], {}
         if not end.broken:
             tested = evaluate(self.model, questions(self.spec.task, "test"), "test", self.device, self.train.precision)
             cells, positions = self.found[0] + tested[0], self.found[1] + tested[1]
             seen = observe(self.model, self.valid, "valid", self.device, self.train.precision)
-            metrics = self.found[2] | tested[2] | seen | self.first_errors
+            metrics = self.found[2] | tested[2] | seen | self.first_errors | self._last_errors()
         step = int(self.broke_at) + 1 if self.broke_at.item() >= 0 else self.step
         self.seconds += time.perf_counter() - start
         return Outcome(
@@ -214,8 +215,15 @@ class Training:
             ms_per_step=1000 * self.training_seconds / self.step,
             stack=1,
             error={"type": "diverged", "message": f"{end.reason} at step {step}"} if end.broken else None,
-            language={"positions": positions, "ranks": self.ranks.n} | self.speed(),
+            language={"positions": positions, "ranks": self.ranks.n} | speed,
         )
+
+    def _last_errors(self) -> dict[str, float]:
+        """Of the gradient as the model is now, where the first was checked."""
+        if not self.first_errors:
+            return {}
+        found = first_step.errors(self.model, self.spec, self.stream, refuse=False)
+        return {LAST[name]: value for name, value in found.items()}
 
     def speed(self) -> dict[str, float | int | None]:
         """Of training alone, since this process began, its first steps left out; None where there were no others."""

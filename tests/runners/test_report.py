@@ -20,7 +20,7 @@ from mixassay.record import RunRecord
 from mixassay.runners import export, render, report
 from mixassay.runners.labels import heads
 from mixassay.runners.report import Table
-from mixassay.runners.tolerance import BY_TORCH, ERROR
+from mixassay.runners.tolerance import BY_TORCH, ERROR, LAST
 from mixassay.sweep import Sweep
 
 YAML = """
@@ -286,20 +286,28 @@ def test_a_first_gradient_that_rounding_does_not_explain_is_told(load, record_of
 )
 def test_it_says_whether_the_precision_or_a_kernel_explains_it(by_torch, told, load, record_of):
     sweep = load("train.precision=bf16")
-    found = []
-    for i, run in enumerate(sweep.reported(next(iter(sweep.cells())))):
-        found.append(
-            record_of(
-                run, i / 10, metrics={"test/accuracy": i / 10, ERROR: 0.01 * i} | ({BY_TORCH: 0.5} if i == 1 else {})
-            )
-        )
-        if i == 4:
-            found[-1].metrics.update({ERROR: 0.12, BY_TORCH: by_torch})
+    runs = sweep.reported(next(iter(sweep.cells())))
+    offs = [{ERROR: 0.01}, {ERROR: 0.11, BY_TORCH: 0.5}, {ERROR: 0.12, BY_TORCH: by_torch}, {}, {}]
+    found = [
+        record_of(run, run.seed / 9, metrics={"test/accuracy": run.seed / 9} | off)
+        for run, off in zip(runs, offs, strict=True)
+    ]
     (warning,) = report.build(sweep, found).warnings
     assert warning == (
         "mixer=attention: the first gradient was 12.0% off float32's, more than its precision explains; "
         f"torch's own operators in bf16 are {told}"
     )
+
+
+def test_behind_the_training_only_a_kernel_is_news(load, record_of):
+    sweep = load("train.precision=bf16")
+    for by_torch, told in ((0.08, 0), (0.01, 1)):
+        runs = sweep.reported(next(iter(sweep.cells())))
+        last = {LAST[ERROR]: 0.12, LAST[BY_TORCH]: by_torch}
+        found = [record_of(run, run.seed / 9, metrics={"test/accuracy": run.seed / 9} | last) for run in runs]
+        warnings = report.build(sweep, found).warnings
+        assert len(warnings) == told
+        assert all("the gradient behind the training was 12.0% off" in warning for warning in warnings)
 
 
 SELECT = "sweep.select={axes: {train.lr: [1e-3, 1e-2]}, seeds: [100, 101]}"

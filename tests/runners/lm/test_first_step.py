@@ -12,7 +12,7 @@ from mixassay.runners.first_step import WrongStep
 from mixassay.runners.lm import first_step, train
 from mixassay.runners.lm.ranks import Ranks
 from mixassay.runners.lm.training import Training
-from mixassay.runners.tolerance import BY_TORCH, ERROR
+from mixassay.runners.tolerance import BY_TORCH, ERROR, LAST
 from mixassay.tasks import IGNORE
 
 from .test_lm import spec, text  # noqa: F401
@@ -134,6 +134,23 @@ def test_runs_keep_what_was_found_and_a_continued_one_too(text, monkeypatch, tmp
     monkeypatch.setattr(stacks, "checked", lambda device: pytest.fail("the first step is long past"))
     (outcome,) = train.run([spec(text)], checkpoint=tmp_path)
     assert 0 <= outcome.metrics[ERROR] < 1e-9
+    assert 0 <= outcome.metrics[LAST[ERROR]] < 1e-9
+
+
+def test_a_kernel_that_is_wrong_for_trained_weights_is_found_and_costs_no_run(text, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(stacks, "checked", lambda device: True)
+    right, fresh = first_step.kernels, []
+
+    def wrong(model, precision, tokens, labels):
+        loss, grad = right(model, precision, tokens, labels)
+        fresh.append(model.embedding.weight.detach().clone())
+        return loss, grad if torch.equal(fresh[0], fresh[-1]) else -grad
+
+    monkeypatch.setattr(first_step, "kernels", wrong)
+    (outcome,) = train.run([spec(text)])
+    assert outcome.status == "ok"
+    assert outcome.metrics[ERROR] < 1e-9
+    assert outcome.metrics[LAST[ERROR]] == pytest.approx(2)
 
 
 def test_two_processes_check_once(text, monkeypatch):  # noqa: F811
