@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from mixassay import corpus, plugins
+from mixassay import plugins, texts
 from mixassay.errors import UserError
 from mixassay.record import RunRecord
 from mixassay.runners import report
@@ -187,7 +187,7 @@ def check_ranks(sweep: Sweep) -> None:
 def check_texts(sweep: Sweep) -> None:
     """Raise `UserError` with a line for each text or tokenizer that cannot be read."""
     problems = Problems()
-    for at, message in corpus.unreadable(sweep):
+    for at, message in texts.unreadable(sweep):
         problems.add(at, message)
     problems.raise_any()
 

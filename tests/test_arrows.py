@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "grammar": BELOW_ALL | {"source", "fields", "settings"},
     "expand": BELOW_ALL | {"source", "fields", "layers", "grammar"},
     "sweep": BELOW_ALL | {"source", "fields", "settings", "layers", "grammar", "expand"},
+    "texts": BELOW_ALL | {"corpus", "source", "sweep"},
     "origins": BELOW_ALL | {"source", "fields", "sweep"},
     "plugins": {"errors"},
     "record": BELOW_ALL,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixassay import corpus
 from mixassay.check import check
 from mixassay.errors import UserError
 from mixassay.mixers import mixer
 from mixassay.sweep import Sweep
+from mixassay.texts import unreadable
 
 HEAD = """\
 version: 1
@@ -250,13 +250,13 @@ def test_what_only_the_rows_show(case: str) -> None:
 
 def test_a_text_that_is_not_here_is_told_with_its_place() -> None:
     text, at = places(TEXT.replace("[text.txt]", "⟦[gone.txt]"))
-    assert [f"{where}: {what}" for where, what in corpus.unreadable(load(text))] == [
+    assert [f"{where}: {what}" for where, what in unreadable(load(text))] == [
         at[0] + "text: files: cannot read gone.txt: No such file or directory"
     ]
     text, at = places(TEXT.replace("[text.txt], tokenizer: bytes", "[moby_dick], tokenizer: ⟦words.json"))
-    ((where, what),) = corpus.unreadable(load(text))
+    ((where, what),) = unreadable(load(text))
     assert f"{where}: {what}".startswith(at[0] + "text: tokenizer: no tokenizer at words.json")
-    assert not corpus.unreadable(load(TEXT.replace("[text.txt]", "text.txt"))), "which the signature refuses"
+    assert not unreadable(load(TEXT.replace("[text.txt]", "text.txt"))), "which the signature refuses"
 
 
 @pytest.mark.parametrize("case", FAULTS)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixassay import corpus, plugins
+from mixassay import plugins
 from mixassay.errors import UserError
 from mixassay.origins import resolved_text
 from mixassay.provenance import PACKAGE
@@ -21,6 +21,7 @@ from mixassay.runners.cli import RESULTS, AsJson, File, Only, Overrides, Results
 from mixassay.runners.cli.files import find, load, shipped
 from mixassay.runners.store import Store
 from mixassay.source import Problems, read
+from mixassay.texts import unreadable
 
 
 @app.command("list")
@@ -107,7 +108,7 @@ def validate(file: File, overrides: Overrides = None, only: Only = None, seeds: 
     sweep = load(file, overrides, only, seeds)
     from mixassay.check import check  # imports torch, and a fault of the file itself should not wait for that
 
-    absent = corpus.unreadable(sweep)
+    absent = unreadable(sweep)
     check(sweep, ask=not absent)
     for at, message in absent:  # no fault of the file
         note = f"note: {at}: {message}; a run needs it"

@@ -14,15 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mixassay import tokens
 from mixassay.errors import UserError
 from mixassay.spec import Args, TaskSpec, task_cells
-
-if TYPE_CHECKING:
-    from mixassay.source import Place
-    from mixassay.sweep import Sweep
 
 VERSION = 1
 """Raised whenever the same files give another split, or another BPE."""
@@ -141,31 +137,12 @@ def described(task: TaskSpec) -> str:
     return " ".join(f"text:{text} tokenizer:{words}" for text, words in sorted(found))
 
 
-def unreadable(sweep: "Sweep") -> list[tuple["Place", str]]:
-    """What is wrong with the texts and tokenizers of a sweep on this machine, and where in the file each is named."""
-    found: dict[tuple[Place, str], None] = {}
-    for cell in sweep.cells():
-        for sections, source in sweep.variants(cell):
-            for args, _, _ in [*task_cells(sections.task, "train"), *task_cells(sections.task, "eval")]:
-                if not _named(args):
-                    continue
-                files, held_out = tuple(args["files"]), args.get("held_out", HELD_OUT)
-                where = "files"
-                try:
-                    read(files, held_out)
-                    where = "tokenizer"
-                    tokenizer(args["tokenizer"], files, held_out)
-                except UserError as fault:
-                    found[source.nearest(f"task.{where}").at, f"{sections.task.name}: {where}: {fault}"] = None
-    return list(found)
-
-
 def text(task: TaskSpec) -> bool:
     """Whether a task reads local text: it has `files` and a `tokenizer`, and mixassay must know them before it runs."""
-    return _named(task.args)
+    return named(task.args)
 
 
-def _named(args: Args) -> bool:
+def named(args: Args) -> bool:
     """Whether files and a tokenizer are named, in the only form that will be accepted."""
     return isinstance(args.get("files"), list | tuple) and isinstance(args.get("tokenizer"), str)
 
