@@ -29,6 +29,7 @@ from mixassay.runners.lm.batches import Batches, makers
 from mixassay.runners.lm.evaluate import Questions, evaluate, observe, questions
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.lm.ranks import Ranks
+from mixassay.runners.memory import out_of_memory
 from mixassay.runners.outcome import Outcome
 from mixassay.runners.schedule import schedule
 from mixassay.runners.stream import Stream, changes
@@ -222,7 +223,12 @@ class Training:
         """Of the gradient as the model is now, where the first was checked."""
         if not self.first_errors:
             return {}
-        found = first_step.errors(self.model, self.spec, self.stream, refuse=False)
+        try:
+            found = first_step.errors(self.model, self.spec, self.stream, refuse=False)
+        except (RuntimeError, MemoryError) as problem:
+            if not out_of_memory(problem):
+                raise
+            return {}  # which is not worth a training
         return {LAST[name]: value for name, value in found.items()}
 
     def speed(self) -> dict[str, float | int | None]:
