@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from mixassay.kernels.common.precision import cast, rounding
 from mixassay.mixers import Mixer, nbytes
 from mixassay.model import Model, build
 from mixassay.runners import checkpoint
-from mixassay.runners.graph import Replay
+from mixassay.runners.graph import WARM, Replay
 from mixassay.runners.lm import first_step, work
 from mixassay.runners.lm.batches import Batches, makers
 from mixassay.runners.lm.evaluate import Questions, evaluate, observe, questions
@@ -96,6 +97,8 @@ class Training:
         self.eval_every = spec.train.eval_every or max(1, self.stream.steps // (spec.train.epochs or 10))
         self.seconds = self.training_seconds = 0.0
         self.clock = Clock()
+        self.met: Counter[int] = Counter()  # lengths in this process, by how many steps
+        self.warming = False  # whether a step since the last look compiled or allocated
         self.found: tuple[list[Any], list[Any], dict[str, float]] = ([], [], {})  # of the last validation
         self.first_errors: dict[str, float] = {}  # of the first gradient, where it was checked (`first_step`)
         self.states: dict[str, int] | None = None  # their bytes, by the length of the evaluation rows
@@ -134,6 +137,8 @@ class Training:
         self.loss_steps += 1
         self.step += 1
         self.tokens += self.train.batch_size * tokens.shape[1]
+        self.met[tokens.shape[1]] += 1
+        self.warming |= self.met[tokens.shape[1]] <= (WARM + 1 if self.replay.on else 1)  # the next one makes a graph
         took = time.perf_counter() - start
         self.seconds += took
         self.training_seconds += took
@@ -141,7 +146,8 @@ class Training:
         if looks:
             self._wait()
         if looks or self.device == "cpu":
-            self.clock.look(self.tokens, self.training_seconds)
+            self.clock.look(self.tokens, self.training_seconds, self.warming)
+            self.warming = False
 
     def _wait(self) -> None:
         """For the device: what it has still to do of the steps before is training, and not what comes after it."""
@@ -336,15 +342,16 @@ class Training:
 
 
 class Clock:
-    """Tokens a second since this process began, all but those before the first look, which compile and allocate."""
+    """Tokens a second in this process since the look behind which no length was new: the first steps of each compile
+    and allocate."""
 
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
         self.last = (0, 0.0)
 
-    def look(self, tokens: int, seconds: float) -> None:
+    def look(self, tokens: int, seconds: float, warming: bool) -> None:
         self.last = tokens, seconds
-        if self.first is None:
+        if warming or self.first is None:
             self.first = self.last
 
     def tokens_per_second(self) -> float | None:

@@ -104,12 +104,14 @@ def test_speed_counts_the_tokens_of_every_length(text):
     training.advance()
     assert training.speed()["tokens_per_second"] is None  # of the first step alone nothing is known, and not 0
     assert "tokens/s" not in training.says()
-    for _ in range(4):
+    warm = max(lengths.index(16), lengths.index(80)) + 1  # steps, behind which no length is new
+    for _ in range(warm + 1):
         training.advance()
     assert "tokens/s" in training.says()
-    assert training.clock.last[0] == TRAIN.batch_size * sum(lengths[:5])
+    assert training.clock.last[0] == TRAIN.batch_size * sum(lengths[: warm + 2])
     assert training.clock.first is not None
-    counted = TRAIN.batch_size * sum(lengths[1:5]) / (training.clock.last[1] - training.clock.first[1])
+    assert training.clock.first[0] == TRAIN.batch_size * sum(lengths[:warm])
+    counted = TRAIN.batch_size * sum(lengths[warm : warm + 2]) / (training.clock.last[1] - training.clock.first[1])
     assert training.speed()["tokens_per_second"] == pytest.approx(counted)
     of = {T: work.per_token(training.model, MODEL, MixerSpec(name="attention"), T) for T in (16, 80)}
     assert of[16] < of[80]
