@@ -199,7 +199,7 @@ def _caption(sweep: Sweep, all_runs: Sequence[Runs], tuning: choice_notes.Tuning
     lines += [choice_notes.rule(sweep, all_runs), *choice_notes.at_the_end(sweep, all_runs)]
     lines += choice_notes.close_calls(sweep, all_runs, tuning)
     if used:
-        commits = sorted({_commit(record) for record in used})
+        commits = sorted({record.code.name for record in used})
         devices = sorted({str(record.env.get("class")) for record in used})
         data = sorted({record.data for record in used})
         lines.append(f"Code {', '.join(commits)}; data {', '.join(data)}; on {'; '.join(devices)}.")
@@ -235,11 +235,6 @@ def _far_gradients(records: Sequence[RunRecord]) -> Iterator[str]:
             said += f"; torch's own operators in {precision} are {torch:.1%} off"
             said += ": a kernel may be wrong, please report it" if kernel else ", so it is the precision and no kernel"
         yield said
-
-
-def _commit(record: RunRecord) -> str:
-    code = record.code
-    return (code.commit[:12] if code.commit != "none" else code.version) + ("-dirty" if code.dirty else "")
 
 
 def _warnings(all_runs: Sequence[Runs]) -> list[str]:

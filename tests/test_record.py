@@ -127,3 +127,11 @@ def test_the_key_names_all_that_moves_a_number():
 def test_unknown_fields_are_refused(make_record):
     with pytest.raises(ValueError, match="extra"):
         RunRecord.model_validate(make_record().model_dump() | {"surprise": 1})
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({}, "aaaaaaaaaaaa"), ({"dirty": True}, "aaaaaaaaaaaa-dirty"), ({"commit": "none", "version": "1.2"}, "1.2")],
+)
+def test_code_is_named_by_its_commit_or_else_its_release(fields, name, make_record):
+    assert make_record().code.model_copy(update=fields).name == name

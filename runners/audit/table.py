@@ -56,13 +56,12 @@ def _caption(records: Sequence[AuditRecord]) -> list[str]:
     first = records[0]
     n, capacity, T = len(first.seeds), first.config["capacity"], first.config["stream"]["tokens"]
     ratios = [ratio for record in records for ratio in record.values("ratio")]
-    commit = first.code.commit[:12] + ("-dirty" if first.code.dirty else "")
     return [
         f"B per token, below it the bias of reading the segment of a stored token: mean ± sample std (ddof=1) over "
         f"n={n} seeds ({spans(first.seeds)}), each the mean over {first.config['prefixes']} prefixes of {T} tokens; "
         f"{capacity} slots. Less is better.",
         f"Largest bias / B of all: {max(ratios):.4f}." if ratios else "No bound is above zero.",
-        f"Code {commit}; data {first.data}; on {first.env['class']}.",
+        f"Code {first.code.name}; data {first.data}; on {first.env['class']}.",
     ]
 
 

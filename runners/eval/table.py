@@ -244,7 +244,7 @@ def caption(found: Evaluations) -> list[str]:
     if any(best < 1 - 1e-6 for _, best in short):
         each = dict.fromkeys(f"{place} {100 * best:.1f}" for place, best in short if best < 1 - 1e-6)
         lines.append(f"The answer's budget allows at most: {', '.join(each)}.")
-    commits = sorted({record.code.commit[:12] + ("-dirty" if record.code.dirty else "") for record in records})
+    commits = sorted({record.code.name for record in records})
     lines.append(f"Code {', '.join(commits)}; on {'; '.join(sorted({str(r.env.get('class')) for r in records}))}.")
     return lines
 

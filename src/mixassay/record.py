@@ -106,6 +106,11 @@ class Code(Part):
     source: str
     version: str  # of the package
 
+    @property
+    def name(self) -> str:
+        """For people: the commit, or the release where there is none."""
+        return (self.commit[:12] if self.commit != "none" else self.version) + ("-dirty" if self.dirty else "")
+
 
 class Time(Part):
     start: str  # UTC, ISO 8601
