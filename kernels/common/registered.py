@@ -36,10 +36,11 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 
 
 def operand_dtype(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
-    """What the products read: under autocast its dtype, else the widest of the three."""
-    if autocasts(q):
-        return torch.get_autocast_dtype(q.device.type)
-    return torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    """What the products read: under autocast its dtype, else the widest of the three; float32 instead of bfloat16 in
+    Triton's interpreter, which would multiply that as integers."""
+    widest = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    dtype = torch.get_autocast_dtype(q.device.type) if autocasts(q) else widest
+    return torch.float32 if dtype == torch.bfloat16 and interpreted() else dtype
 
 
 def nothing(like: Tensor) -> Tensor:
