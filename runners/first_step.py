@@ -7,6 +7,9 @@ gradient that is further off than its format's digits explain is made once more,
 is it the format, or a kernel?
 """
 
+import functools
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,30 +45,39 @@ def errors(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> d
     losses, grads = _ours(stack, tokens, positions, labels)
     found = []
     for row in sorted({0, len(stack) - 1}):
-        rows = (tokens[row], positions[row], labels[row])
-        loss, grad = plain(stack, row, *rows)
-        difference("loss", losses[row], loss, stack.precision)
-        off = difference("gradient", grads[row], grad, stack.precision)
-        found.append({ERROR: off})
-        if doubtful(off, stack.precision):
-            found[-1][BY_TORCH] = relative(plain(stack, row, *rows, stack.precision)[1], grad)
+        by_torch = functools.partial(plain, stack, row, tokens[row], positions[row], labels[row])
+        found.append(compared((losses[row], grads[row]), by_torch("fp32"), by_torch, stack.precision))
+    return worst(found)
+
+
+Made = tuple[Tensor, Tensor]
+"""A loss and its gradient [P]."""
+
+
+def compared(
+    ours: Made, truth: Made, by_torch: Callable[[str], Made], precision: str, *, refuse: bool = True
+) -> dict[str, float]:
+    """How far `ours` is from float32's `truth`: ERROR, and BY_TORCH where that is more than the digits of `precision`
+    explain, and they are fewer than float32's; `by_torch` makes the same by torch's operators in a precision.
+
+    refuse: raise WrongStep where no rounding explains it, or the loss.
+    """
+    if refuse:
+        for name, mine, theirs in zip(("loss", "gradient"), ours, truth, strict=True):
+            off = _relative(mine, theirs)
+            if not off <= FAR and theirs.norm().isfinite():
+                raise WrongStep(_told(name, off, mine, precision))
+    found = {ERROR: _relative(ours[1], truth[1])}
+    if beyond(found[ERROR], precision) and precision not in ("fp32", "fp64"):
+        found[BY_TORCH] = _relative(by_torch(precision)[1], truth[1])
+    return found
+
+
+def worst(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return max(found, key=lambda one: one[ERROR])
 
 
-def doubtful(off: float, precision: str) -> bool:
-    """Whether a gradient is further off than its digits explain, and they are fewer than those it is compared with."""
-    return beyond(off, precision) and precision not in ("fp32", "fp64")
-
-
-def difference(name: str, ours: Tensor, theirs: Tensor, precision: str) -> float:
-    """Relative, of a loss or a gradient. Raises WrongStep where no rounding explains it."""
-    off = relative(ours, theirs)
-    if not off <= FAR and theirs.norm().isfinite():
-        raise WrongStep(_told(name, off, ours, precision))
-    return off
-
-
-def relative(ours: Tensor, theirs: Tensor) -> float:
+def _relative(ours: Tensor, theirs: Tensor) -> float:
     size = theirs.norm()
     return float((ours - theirs).norm() / size.clamp(min=torch.finfo(size.dtype).tiny))
 
@@ -84,9 +96,7 @@ def _ours(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> tu
     return losses, grads
 
 
-def plain(
-    stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor, precision: str = "fp32"
-) -> tuple[Tensor, Tensor]:
+def plain(stack: Stack, row: int, tokens: Tensor, positions: Tensor, labels: Tensor, precision: str = "fp32") -> Made:
     """Loss and gradient [P] of the stack's model `row`, by torch alone."""
     model = stack.model(row)
     leaves: list[Tensor] = list(model.parameters())

@@ -5,6 +5,7 @@ And once more when it has been trained: a mixer that begins as its parent does (
 a kernel little of what is its own.
 """
 
+import functools
 import time
 
 import torch
@@ -13,13 +14,12 @@ from torch import Tensor
 from mixassay.kernels import use_backend
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.model import Model
-from mixassay.runners.first_step import difference, doubtful, relative
+from mixassay.runners.first_step import Made, compared, worst
 from mixassay.runners.lm.batches import Batches
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.memory import out_of_memory
 from mixassay.runners.stack import gradients
 from mixassay.runners.stream import Stream
-from mixassay.runners.tolerance import BY_TORCH, ERROR
 from mixassay.spec import RunSpec
 from mixassay.tasks import IGNORE
 
@@ -50,7 +50,7 @@ def errors(model: Model, spec: RunSpec, stream: Stream, *, refuse: bool = True) 
             off, seconds = _at(model, spec.train.precision, tokens, labels, refuse)
         found.append(off)
         before = length
-    return max(found, key=lambda one: one[ERROR])
+    return worst(found)
 
 
 def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor, refuse: bool) -> tuple[dict[str, float], float]:
@@ -59,8 +59,8 @@ def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor, refuse: bo
     while True:
         start = time.perf_counter()
         try:
-            loss, grad = plain(model, tokens, labels)
-            loss.item()  # waits for all of it
+            truth = plain(model, tokens, labels)
+            truth[0].item()  # waits for all of it
             break
         except (RuntimeError, MemoryError) as problem:
             if not out_of_memory(problem) or tokens.shape[1] == 1:
@@ -69,27 +69,21 @@ def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor, refuse: bo
         tokens, labels = half(tokens, labels)
     seconds = time.perf_counter() - start
     ours = kernels(model, precision, tokens, labels)
-    if refuse:
-        difference("loss", ours[0], loss, precision)
-        difference("gradient", ours[1], grad, precision)
-    found = {ERROR: relative(ours[1], grad)}
-    if doubtful(found[ERROR], precision):
-        found[BY_TORCH] = relative(plain(model, tokens, labels, precision)[1], grad)
-    return found, seconds
+    return compared(ours, truth, functools.partial(plain, model, tokens, labels), precision, refuse=refuse), seconds
 
 
-def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> Made:
     """The rows' mean loss and its gradient [P], as training makes them."""
     return made(model, precision, tokens, labels)
 
 
-def plain(model: Model, tokens: Tensor, labels: Tensor, precision: str = "fp32") -> tuple[Tensor, Tensor]:
+def plain(model: Model, tokens: Tensor, labels: Tensor, precision: str = "fp32") -> Made:
     """The same by torch alone."""
     with use_backend("torch"):
         return made(model, precision, tokens, labels)
 
 
-def made(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def made(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> Made:
     with rounding(precision):
         with cast(tokens.device.type, precision):
             loss: Tensor = model(tokens, head=row_losses(labels)).mean()
