@@ -97,8 +97,6 @@ class Training:
         self.eval_every = spec.train.eval_every or max(1, self.stream.steps // (spec.train.epochs or 10))
         self.seconds = self.training_seconds = 0.0
         self.clock = Clock()
-        self.met: Counter[int] = Counter()  # lengths in this process, by how many steps
-        self.warming = False  # whether a step since the last look compiled or allocated
         self.found: tuple[list[Any], list[Any], dict[str, float]] = ([], [], {})  # of the last validation
         self.first_errors: dict[str, float] = {}  # of the first gradient, where it was checked (`first_step`)
         self.states: dict[str, int] | None = None  # their bytes, by the length of the evaluation rows
@@ -137,8 +135,7 @@ class Training:
         self.loss_steps += 1
         self.step += 1
         self.tokens += self.train.batch_size * tokens.shape[1]
-        self.met[tokens.shape[1]] += 1
-        self.warming |= self.met[tokens.shape[1]] <= (WARM + 1 if self.replay.on else 1)  # the next one makes a graph
+        self.clock.step(tokens.shape[1], WARM + 1 if self.replay.on else 1)  # the next one makes a graph
         took = time.perf_counter() - start
         self.seconds += took
         self.training_seconds += took
@@ -146,8 +143,7 @@ class Training:
         if looks:
             self._wait()
         if looks or self.device == "cpu":
-            self.clock.look(self.tokens, self.training_seconds, self.warming)
-            self.warming = False
+            self.clock.look(self.tokens, self.training_seconds)
 
     def _wait(self) -> None:
         """For the device: what it has still to do of the steps before is training, and not what comes after it."""
@@ -348,11 +344,19 @@ class Clock:
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
         self.last = (0, 0.0)
+        self.met: Counter[int] = Counter()  # steps of each length
+        self.warming = False  # whether one since the last look was among its length's first
 
-    def look(self, tokens: int, seconds: float, warming: bool) -> None:
+    def step(self, length: int, warm: int) -> None:
+        """One step, of which the first `warm` of a length compile or allocate."""
+        self.met[length] += 1
+        self.warming |= self.met[length] <= warm
+
+    def look(self, tokens: int, seconds: float) -> None:
         self.last = tokens, seconds
-        if warming or self.first is None:
+        if self.warming or self.first is None:
             self.first = self.last
+        self.warming = False
 
     def tokens_per_second(self) -> float | None:
         if self.first is None or self.last[0] == self.first[0]:
