@@ -26,7 +26,7 @@ from mixassay.errors import UserError
 from mixassay.provenance import environment
 from mixassay.record import Code, Curve, EvalCell, RunRecord, Stopped, Time
 from mixassay.runners.recorder import Recorder
-from mixassay.runners.store import Store
+from mixassay.runners.store import Store, shards
 from mixassay.sweep import Sweep
 
 SWEEP = """\
@@ -150,8 +150,8 @@ def run(root: Path, total: int, writers: int, seed: int = 0) -> dict[str, Any]:
             raise UserError(f"a writer ended with {writer.process.returncode}")
     seconds = time.monotonic() - began
     acknowledged = {n for writer in crew for n in writer.acknowledged}
-    shards = list((root / "results").rglob("*.jsonl"))
-    texts = [path.read_bytes() for path in shards]
+    files = shards(root / "results")
+    texts = [path.read_bytes() for path in files]
     stored = Store(root / "results").read("load")
     found = {int(record.key, 16): record.metrics["test/accuracy"] for record in stored.records}
     return {
@@ -164,7 +164,7 @@ def run(root: Path, total: int, writers: int, seed: int = 0) -> dict[str, Any]:
         "warnings": len(stored.warnings),
         "torn": sum(not text.endswith(b"\n") for text in texts if text),
         "written_twice": sum(text.count(b"\n") for text in texts) - len(found),
-        "shards": len(shards),
+        "shards": len(files),
         "bytes": sum(map(len, texts)),
         "seconds": round(seconds, 1),
     }

@@ -309,8 +309,9 @@ def heatmap(found: Evaluations) -> Figure:
             shades.setdefault((place.task, place.model), {}).update(its)
     if not shades:
         raise UserError("no heatmap to draw: no answer of these tasks has a depth")
-    tasks = [task for task in found.tasks if any(task == one for one, _ in shades)]
-    models = [name for name in found.models if any(name == one for _, one in shades)]
+    drawn_tasks, drawn_models = map(set, zip(*shades, strict=True))
+    tasks = [task for task in found.tasks if task in drawn_tasks]
+    models = [name for name in found.models if name in drawn_models]
     columns, rows = tuple(sorted({length for its in shades.values() for length, _ in its})), tuple(range(0, 100, 10))
     panels = []
     for task, name in itertools.product(tasks, models):
