@@ -17,7 +17,7 @@ from mixassay.registry import suggest
 from mixassay.runners import choice_notes, stats
 from mixassay.runners.labels import find, heads, short, spans
 from mixassay.runners.runs import Runs, choose, values
-from mixassay.runners.tolerance import BY_TORCH, ERROR, LAST, beyond
+from mixassay.runners.tolerance import BY_TORCH, ERROR, LAST, beyond, explained
 from mixassay.spec import Args, cell_labels, mixer_labels, plain
 from mixassay.sweep import Sweep
 
@@ -226,13 +226,13 @@ def _far_gradients(records: Sequence[RunRecord]) -> Iterator[str]:
             continue
         off, record = max(known, key=lambda one: one[0])
         torch, precision = record.metrics.get(by_torch), str(find(record.config, "train.precision"))
-        kernel = torch is not None and torch < off / 2
+        kernel = torch is not None and not explained(off, torch)
         # a trained model's gradient is small, and that rounding shows in it no news
         if not beyond(off, precision) or (error != ERROR and not kernel):
             continue
         said = f"the {when} was {off:.1%} off float32's, more than its precision explains"
         if torch is not None:
-            said += f"; torch's own operators in {precision} are {torch:.1%} off"
+            said += f"; rounding takes torch's own operators {torch:.1%} off"
             said += ": a kernel may be wrong, please report it" if kernel else ", so it is the precision and no kernel"
         yield said
 

@@ -295,7 +295,7 @@ def test_it_says_whether_the_precision_or_a_kernel_explains_it(by_torch, told, l
     (warning,) = report.build(sweep, found).warnings
     assert warning == (
         "mixer=attention: the first gradient was 12.0% off float32's, more than its precision explains; "
-        f"torch's own operators in bf16 are {told}"
+        f"rounding takes torch's own operators {told}"
     )
 
 
