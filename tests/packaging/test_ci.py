@@ -33,3 +33,16 @@ def test_every_direct_dependency_is_pinned_and_nothing_else() -> None:
 
     assert names(pins) == names(asked)
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+def test_what_tests_want_is_installed_where_they_count() -> None:
+    """A package that is not asked for skips its tests everywhere, and nobody sees it: what `importorskip` names is a
+    development dependency, or its tests need a GPU."""
+    wanted = {
+        word.split(".")[0].replace("_", "-")
+        for file in (ROOT / "tests").rglob("*.py")
+        for word in re.findall(r"""importorskip\(\s*["']([\w.]+)""", file.read_text())
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {re.split(r"[<>=;\[ ]", word)[0] for word in project["optional-dependencies"]["dev"]}
+    assert wanted - asked == {"fla", "mixassay"}
