@@ -10,7 +10,7 @@ the mixer in this format, or a kernel?
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -62,8 +62,11 @@ def errors(stack: Stack, tokens: Tensor, positions: Tensor, labels: Tensor) -> d
 Made = tuple[Tensor, Tensor]
 """A loss and its gradient [P]."""
 
-ByTorch = Callable[[str, int | None], Made]
-"""By torch's operators in a precision, with the weights as they are or as a seed nudges them (`nudged`)."""
+Nudge = Callable[[Iterable[Tensor]], AbstractContextManager[object]]
+"""Weights -> while they are changed (`nudged`), or as they are (`nullcontext`)."""
+
+ByTorch = Callable[[str, Nudge], Made]
+"""By torch's operators in a precision, with the weights as a nudge leaves them."""
 
 
 def compared(ours: Made, truth: Made, by_torch: ByTorch, precision: str, *, refuse: bool = True) -> dict[str, float]:
@@ -92,23 +95,22 @@ def by_rounding(by_torch: ByTorch, truth: Tensor, precision: str, enough: float)
     linear attention, (q.k)^2 v), or a decision is hard (dynamic linear attention). There two right implementations are
     as far from each other as from the truth, and one draw says little.
     """
-    tries: list[tuple[str, int | None]] = [("fp32", seed) for seed in range(NUDGES)]
+    tries: list[tuple[str, Nudge]] = [
+        ("fp32", functools.partial(nudged, precision=precision, seed=seed)) for seed in range(NUDGES)
+    ]
     if precision not in ("fp32", "fp64"):
-        tries.insert(0, (precision, None))
+        tries.insert(0, (precision, nullcontext))
     furthest = 0.0
-    for asked, seed in tries:
-        furthest = max(furthest, _relative(by_torch(asked, seed)[1], truth))
+    for asked, nudge in tries:
+        furthest = max(furthest, _relative(by_torch(asked, nudge)[1], truth))
         if explained(enough, furthest):
             break
     return furthest
 
 
 @contextmanager
-def nudged(weights: Iterable[Tensor], precision: str, seed: int | None) -> Iterator[None]:
-    """All weights changed by up to a unit of roundoff of `precision`, at random; none where `seed` is None."""
-    if seed is None:
-        yield
-        return
+def nudged(weights: Iterable[Tensor], precision: str, seed: int) -> Iterator[None]:
+    """All weights changed by up to a unit of roundoff of `precision`, at random."""
     held = [(x, x.detach().clone()) for x in weights]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -153,14 +155,14 @@ def plain(
     positions: Tensor,
     labels: Tensor,
     precision: str = "fp32",
-    seed: int | None = None,
+    nudge: Nudge = nullcontext,
 ) -> Made:
-    """Loss and gradient [P] of the stack's model `row`, by torch alone, its weights nudged by `seed`."""
+    """Loss and gradient [P] of the stack's model `row`, by torch alone."""
     model = stack.model(row)
     leaves: list[Tensor] = list(model.parameters())
     loss, grad = labels.new_zeros((), dtype=stack.params.dtype), torch.zeros_like(stack.params[row])
     questions = (labels != IGNORE).sum()
-    with use_backend("torch"), rounding(precision), nudged(leaves, stack.precision, seed):
+    with use_backend("torch"), rounding(precision), nudge(leaves):
         for some, at, asked in zip(*(torch.split(x, ROWS) for x in (tokens, positions, labels)), strict=True):
             share = (asked != IGNORE).sum() / questions
             if share == 0:  # a mean over nothing

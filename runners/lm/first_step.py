@@ -7,6 +7,7 @@ a kernel little of what is its own.
 
 import functools
 import time
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from mixassay.kernels import use_backend
 from mixassay.kernels.common.precision import cast, rounding
 from mixassay.model import Model
-from mixassay.runners.first_step import Made, compared, nudged, worst
+from mixassay.runners.first_step import Made, Nudge, compared, worst
 from mixassay.runners.lm.batches import Batches
 from mixassay.runners.lm.loss import row_losses
 from mixassay.runners.memory import out_of_memory
@@ -69,8 +70,7 @@ def _at(model: Model, precision: str, tokens: Tensor, labels: Tensor, refuse: bo
         tokens, labels = half(tokens, labels)
     seconds = time.perf_counter() - start
     ours = kernels(model, precision, tokens, labels)
-    by_torch = functools.partial(plain, model, tokens, labels, digits=precision)
-    return compared(ours, truth, by_torch, precision, refuse=refuse), seconds
+    return compared(ours, truth, functools.partial(plain, model, tokens, labels), precision, refuse=refuse), seconds
 
 
 def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> Made:
@@ -78,11 +78,9 @@ def kernels(model: Model, precision: str, tokens: Tensor, labels: Tensor) -> Mad
     return made(model, precision, tokens, labels)
 
 
-def plain(
-    model: Model, tokens: Tensor, labels: Tensor, precision: str = "fp32", seed: int | None = None, digits: str = "fp32"
-) -> Made:
-    """The same by torch alone, the weights nudged by `seed` in the last digit of a precision (`nudged`)."""
-    with use_backend("torch"), nudged(model.parameters(), digits, seed):
+def plain(model: Model, tokens: Tensor, labels: Tensor, precision: str = "fp32", nudge: Nudge = nullcontext) -> Made:
+    """The same by torch alone."""
+    with use_backend("torch"), nudge(model.parameters()):
         return made(model, precision, tokens, labels)
 
 

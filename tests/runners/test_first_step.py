@@ -61,8 +61,8 @@ def test_rounding_that_takes_torchs_operators_as_far_is_no_kernels_fault(edge, r
     parts[-1] += edge
     before = parts.clone()
 
-    def by_torch(precision, seed=None):
-        with first_step.nudged([parts], "fp32", seed):
+    def by_torch(precision: str, nudge: first_step.Nudge = contextlib.nullcontext) -> first_step.Made:
+        with nudge([parts]):
             w = parts.double().sum().requires_grad_()
             return w.detach(), torch.autograd.grad(w.abs(), w)[0].expand(3)
 
